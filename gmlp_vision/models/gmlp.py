@@ -1,0 +1,207 @@
+"""gMLP: "Pay Attention to MLPs", Liu, Dai, So and Le, NeurIPS 2021, https://arxiv.org/abs/2105.08050
+
+Shapes: B batch, N = H * W tokens in row-major order, D width, E hidden width.
+
+    Z = GELU(LN(X) U)                    U: D -> E
+    Y = X + (Z1 * (W LN(Z2) + b)) V      V: E/2 -> D; W: N x N; Z1, Z2 the halves of Z
+
+Names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers import DropPath, GatedMlp
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from gmlp_vision.layers import SpatialGatingUnit
+from gmlp_vision.models.trunk import Trunk, check_rate
+
+
+class GMlpBlock(nn.Module):
+    """One residual branch holds both the channel projections and, between them, the spatial gating unit.
+
+    Args:
+        dim: D.
+        grid_size: (H, W) of the token grid, in tokens.
+        mlp_ratio: E / D.
+        drop: Dropout after GELU and after V, in [0, 1).
+        drop_path: Probability that a sample skips the block, in [0, 1).
+        norm_eps: eps of the block's LayerNorm; the gate's own stays 1e-5.
+        device, dtype: of the parameters.
+
+    Shape: (B, N, D) -> (B, N, D).
+
+    Raises:
+        ValueError: E is odd, so Z has no halves.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        grid_size: tuple[int, int],
+        mlp_ratio: float = 6.0,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        norm_eps: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        hidden_dim = int(dim * mlp_ratio)
+        if hidden_dim < 2 or hidden_dim % 2:
+            raise ValueError(
+                f"the hidden width is {hidden_dim} (embed_dim {dim} x mlp_ratio {mlp_ratio}); the spatial gating "
+                "unit splits it in halves, so it must be even: change embed_dim or mlp_ratio"
+            )
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
+        # fc1 (U), GELU, gate, fc2 (V)
+        gate = partial(SpatialGatingUnit, grid_size=grid_size)
+        self.mlp_channels = GatedMlp(dim, hidden_dim, gate_layer=gate, drop=drop, **dd)
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop_path(self.mlp_channels(self.norm(x)))
+
+
+class GMlp(Trunk):
+    """gMLP for images: patches, `depth` blocks, mean pool, linear head; no position embedding, no class token.
+
+    W ties the model to one token grid, that of `img_size` and `patch_size`.
+
+    Args:
+        num_classes: Width of the logits; 0 for no head.
+        in_chans: Channels of the image.
+        global_pool: 'avg' for the mean over tokens, '' for none.
+        img_size: Height and width of the image in pixels, as int or (H, W). The patch must divide it.
+        patch_size: Height and width of a patch in pixels, as int or (H, W).
+        embed_dim: D.
+        depth: Number of blocks, L in the paper.
+        mlp_ratio: E / D.
+        drop_rate: Dropout before the head, in [0, 1).
+        proj_drop_rate: Dropout after GELU and after V in each block, in [0, 1).
+        drop_path_rate: Stochastic depth: 1 minus the paper's survival probability, in [0, 1).
+        drop_path_rule: 'linear' ramps it from 0 at the first block to `drop_path_rate` at the last;
+            'constant' gives it to every block, as timm's gMLP does.
+        norm_eps: eps of the blocks' and the final LayerNorm; the gates' stays 1e-5.
+        final_norm: Whether a LayerNorm follows the last block.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: A value outside what is listed above; the message gives it and what was expected.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        global_pool: str = "avg",
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        embed_dim: int = 256,
+        depth: int = 30,
+        mlp_ratio: float = 6.0,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        drop_path_rule: str = "linear",
+        norm_eps: float = 1e-6,
+        final_norm: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_rate("proj_drop_rate", proj_drop_rate)
+        super().__init__(
+            block=partial(GMlpBlock, mlp_ratio=mlp_ratio, drop=proj_drop_rate, norm_eps=norm_eps),
+            num_classes=num_classes,
+            in_chans=in_chans,
+            global_pool=global_pool,
+            img_size=img_size,
+            patch_size=patch_size,
+            embed_dim=embed_dim,
+            depth=depth,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            drop_path_rule=drop_path_rule,
+            norm_eps=norm_eps,
+            final_norm=final_norm,
+            device=device,
+            dtype=dtype,
+        )
+
+
+# Ti, S, B: Table 1 of the paper, at 224 px and patch 16 (196 tokens). E = 6 D in all of them.
+# pico4 is this project's own, for small images: 32 px, patch 4 (64 tokens).
+SIZES: dict[str, dict[str, Any]] = {
+    "gmlp_ti16": {"patch_size": 16, "depth": 30, "embed_dim": 128, "mlp_ratio": 6.0},
+    "gmlp_s16": {"patch_size": 16, "depth": 30, "embed_dim": 256, "mlp_ratio": 6.0},
+    "gmlp_b16": {"patch_size": 16, "depth": 30, "embed_dim": 512, "mlp_ratio": 6.0},
+    "gmlp_pico4": {"patch_size": 4, "depth": 8, "embed_dim": 128, "mlp_ratio": 6.0},
+}
+
+
+def _cfg(**kwargs: Any) -> dict[str, Any]:
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "fixed_input_size": True,
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.5, 0.5, 0.5),
+        "first_conv": "stem.proj",
+        "classifier": "head",
+        "license": "apache-2.0",
+        "paper_ids": "arXiv:2105.08050",
+        "paper_name": "Pay Attention to MLPs",
+        **kwargs,
+    }
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "gmlp_ti16.untrained": _cfg(),
+        # timm's own training of gMLP-S, the only public gMLP weights for images: 79.65 top-1 by timm's results table
+        "gmlp_s16.ra3_in1k": _cfg(hf_hub_id="timm/gmlp_s16_224.ra3_in1k"),
+        "gmlp_b16.untrained": _cfg(),
+        "gmlp_pico4.untrained": _cfg(num_classes=10, input_size=(3, 32, 32)),
+    }
+)
+
+
+def _create_gmlp(variant: str, pretrained: bool = False, **kwargs: Any) -> GMlp:
+    out_indices = kwargs.pop("out_indices", 3)
+    return build_model_with_cfg(
+        GMlp,
+        variant,
+        pretrained,
+        feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
+        **{**SIZES[variant], **kwargs},  # not dict(table, ...): a user's entry replaces the table's
+    )
+
+
+@register_model
+def gmlp_ti16(pretrained: bool = False, **kwargs: Any) -> GMlp:
+    """gMLP-Ti of Table 1: 5.9 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
+    return _create_gmlp("gmlp_ti16", pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16(pretrained: bool = False, **kwargs: Any) -> GMlp:
+    """gMLP-S of Table 1: 19.5 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
+    return _create_gmlp("gmlp_s16", pretrained, **kwargs)
+
+
+@register_model
+def gmlp_b16(pretrained: bool = False, **kwargs: Any) -> GMlp:
+    """gMLP-B of Table 1: 73.4 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
+    return _create_gmlp("gmlp_b16", pretrained, **kwargs)
+
+
+@register_model
+def gmlp_pico4(pretrained: bool = False, **kwargs: Any) -> GMlp:
+    """A small gMLP for small images: 1.2 M parameters, 32 px, patch 4, 10 classes unless told otherwise."""
+    return _create_gmlp("gmlp_pico4", pretrained, **kwargs)
