@@ -1,0 +1,297 @@
+"""timm's model contract, for every registered name, each built through its entrypoint at a small size."""
+
+import copy
+import pickle
+
+import pytest
+import timm
+import torch
+from timm.models import create_feature_extractor
+from timm.optim import create_optimizer_v2
+from tiny import NAMES, images, perturb, tiny
+from torch import nn
+
+every_name = pytest.mark.parametrize("name", NAMES)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert a.std() > 1e-3  # a comparison of constants proves nothing
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+# -- heads ----------------------------------------------------------------------------------------------------
+
+
+@every_name
+def test_forward_is_head_of_features(name: str) -> None:
+    model = tiny(name)
+    features = model.forward_features(images())
+    assert features.shape == (2, 16, model.num_features)
+    same(model(images()), model.forward_head(features))
+    pooled = model.forward_head(features, pre_logits=True)
+    same(pooled, features.mean(1))
+    assert pooled.shape == (2, model.head_hidden_size)
+
+
+@every_name
+def test_without_classes_or_pooling(name: str) -> None:
+    full, x = tiny(name), images()
+    headless = tiny(name, num_classes=0)
+    headless.load_state_dict({k: v for k, v in full.state_dict().items() if not k.startswith("head")})
+    same(headless(x), full.forward_features(x).mean(1))
+    unpooled = tiny(name, global_pool="")
+    unpooled.load_state_dict(full.state_dict())
+    assert unpooled(x).shape == (2, 16, 5)
+    same(unpooled(x).mean(1), full(x))
+    bare = tiny(name, num_classes=0, global_pool="")
+    bare.load_state_dict(headless.state_dict())
+    same(bare(x), full.forward_features(x))
+
+
+@every_name
+def test_reset_classifier(name: str) -> None:
+    model = tiny(name)
+    features = model.forward_features(images())
+    model.reset_classifier(0)
+    assert isinstance(model.get_classifier(), nn.Identity)
+    assert model.num_classes == 0
+    same(model(images()), features.mean(1))
+    model.reset_classifier(3)  # from a model without a head
+    assert model.get_classifier().weight.shape == (3, model.num_features)
+    assert model.num_classes == 3
+    model.reset_classifier(4, "")
+    assert model(images()).shape == (2, 16, 4)
+    same(model.forward_features(images()), features)
+    with pytest.raises(ValueError, match="'max'"):
+        model.reset_classifier(4, "max")
+
+
+def test_a_new_head_has_the_models_dtype() -> None:
+    model = timm.create_model("gmlp_pico4", depth=1, num_classes=0, dtype=torch.bfloat16)
+    model.reset_classifier(3)
+    assert model.head.weight.dtype == torch.bfloat16
+
+
+def test_a_head_put_in_by_the_user_is_called_with_one_tensor() -> None:
+    model = tiny()
+    model.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(16, 9)).eval()
+    assert model(images()).shape == (2, 9)
+
+
+# -- intermediates --------------------------------------------------------------------------------------------
+
+
+def block_outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    x, outputs = model.stem(x), []
+    for block in model.blocks:
+        x = block(x)
+        outputs.append(x)
+    return outputs
+
+
+@every_name
+@pytest.mark.parametrize(
+    ("indices", "chosen"), [(None, [0, 1, 2]), (1, [2]), (2, [1, 2]), ([0, 2], [0, 2]), ([-3], [0]), ((2, 0), [0, 2])]
+)
+def test_forward_intermediates(name: str, indices: object, chosen: list[int]) -> None:
+    model, x = tiny(name, depth=3, img_size=(16, 24)), images(2, 3, 16, 24)
+    expected = block_outputs(model, x)
+    final, tokens = model.forward_intermediates(x, indices=indices, output_fmt="NLC")
+    same(final, model.forward_features(x))
+    assert len(tokens) == len(chosen)
+    for i, t in zip(chosen, tokens, strict=True):
+        same(t, expected[i])
+
+    maps = model.forward_intermediates(x, indices=indices, norm=True, intermediates_only=True)
+    for i, m in zip(chosen, maps, strict=True):
+        assert m.shape == (2, 16, 2, 3)
+        same(m.flatten(2).transpose(1, 2), model.norm(expected[i]))
+
+
+@every_name
+def test_stop_early_runs_no_later_block(name: str) -> None:
+    model, ran = tiny(name, depth=3), []
+    for i, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, i=i: ran.append(i))
+    model.forward_intermediates(images(), indices=[1], stop_early=True)
+    assert ran == [0, 1]
+    ran.clear()
+    model.forward_intermediates(images(), indices=[1])
+    assert ran == [0, 1, 2]
+
+
+@every_name
+@pytest.mark.parametrize("prune_norm", [True, False])
+def test_prune_intermediate_layers(name: str, prune_norm: bool) -> None:
+    model = tiny(name, depth=3)
+    expected = model.forward_intermediates(images(), indices=[-2], intermediates_only=True)[0]
+    kept = model.prune_intermediate_layers([-2], prune_norm=prune_norm)
+    assert kept == [1]
+    assert len(model.blocks) == 2
+    assert isinstance(model.norm, nn.Identity) == prune_norm
+    assert isinstance(model.head, nn.Identity)
+    same(model.forward_intermediates(images(), indices=kept, intermediates_only=True)[0], expected)
+
+
+@pytest.mark.parametrize("indices", [0, 4, [3], [-4], []])
+def test_indices_that_no_block_has(indices: object) -> None:
+    model = tiny(depth=3)
+    for call in (lambda: model.forward_intermediates(images(), indices), lambda: model.prune_intermediate_layers(indices)):
+        with pytest.raises(ValueError, match="expected"):
+            call()
+    assert len(model.blocks) == 3
+
+
+def test_an_unknown_output_format() -> None:
+    with pytest.raises(ValueError, match=r"'NHWC'.*'NCHW' or 'NLC'"):
+        tiny().forward_intermediates(images(), output_fmt="NHWC")
+
+
+@every_name
+def test_features_only(name: str) -> None:
+    full = tiny(name, depth=4, img_size=(16, 24), patch_size=(8, 4))
+    kwargs = {"depth": 4, "embed_dim": 16, "img_size": (16, 24), "patch_size": (8, 4)}
+    backbone = timm.create_model(name, features_only=True, out_indices=(1, 3), **kwargs)
+    backbone.model.load_state_dict({k: v for k, v in full.state_dict().items() if not k.startswith(("head", "norm"))})
+    x = images(2, 3, 16, 24)
+    maps, expected = backbone(x), full.forward_intermediates(x, indices=[1, 3], intermediates_only=True)
+    assert backbone.feature_info.channels() == [16, 16]
+    assert backbone.feature_info.reduction() == [8, 8]  # the larger side of the patch
+    assert backbone.feature_info.module_name() == ["blocks.1", "blocks.3"]
+    for m, e in zip(maps, expected, strict=True):
+        assert m.shape == (2, 16, 2, 6)
+        same(m, e)
+
+
+# -- training -------------------------------------------------------------------------------------------------
+
+
+def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model.train()
+    model(x).square().sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@every_name
+def test_grad_checkpointing_recomputes_and_changes_no_gradient(name: str) -> None:
+    model, calls = tiny(name), []
+    model.blocks[0].mlp_channels.gate.register_forward_hook(lambda *_: calls.append(1))
+    plain = gradients(model, images())
+    assert len(calls) == 1
+    model.set_grad_checkpointing()
+    recomputed = gradients(model, images())
+    assert len(calls) == 3
+    for key, grad in plain.items():
+        assert grad.abs().max() > 0, key
+        torch.testing.assert_close(recomputed[key], grad, atol=1e-6, rtol=1e-5)
+    model.set_grad_checkpointing(False)
+    gradients(model, images())
+    assert len(calls) == 4
+
+
+def test_grad_checkpointing_holds_in_forward_intermediates() -> None:
+    model, calls = tiny(), []
+    model.blocks[0].mlp_channels.gate.register_forward_hook(lambda *_: calls.append(1))
+    model.set_grad_checkpointing()
+    model.forward_intermediates(images())[0].sum().backward()
+    assert len(calls) == 2
+
+
+@every_name
+def test_layer_decay_falls_from_head_to_stem(name: str) -> None:
+    model = tiny(name, depth=3)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.5)
+    scale = {id(p): g["lr_scale"] for g in optimizer.param_groups for p in g["params"]}
+    scales = [
+        scale[id(p)]
+        for p in (model.stem.proj.weight, *(b.mlp_channels.gate.proj.weight for b in model.blocks), model.head.weight)
+    ]
+    assert scales == pytest.approx([0.5**4, 0.5**3, 0.5**2, 0.5, 1.0])
+    assert scale[id(model.norm.weight)] == 0.5  # the final norm belongs to the last block, as in timm
+
+
+@every_name
+def test_weight_decay_spares_biases_and_norms_only(name: str) -> None:
+    model = tiny(name)
+    assert model.no_weight_decay() == set()
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    for key, p in model.named_parameters():
+        assert decay[id(p)] == (0.05 if p.ndim > 1 else 0.0), key
+
+
+@every_name
+def test_bf16_autocast(name: str) -> None:
+    model = tiny(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(images())
+    assert logits.dtype == torch.bfloat16
+    assert torch.nn.functional.cosine_similarity(logits.float(), model(images())).min() > 0.99
+    with torch.autocast("cpu", torch.bfloat16):
+        model(images()).square().sum().backward()
+    assert all(p.grad.abs().max() > 0 for p in model.parameters())
+
+
+# -- copies ---------------------------------------------------------------------------------------------------
+
+
+@every_name
+def test_copies_are_equal(name: str) -> None:
+    model = tiny(name)
+    restored = timm.create_model(name, **{"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5})
+    restored.load_state_dict(model.state_dict())
+    for twin in (restored.eval(), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        same(twin(images()), model(images()))
+    perturb(model, seed=3)
+    assert not torch.allclose(restored(images()), model(images()))
+
+
+# -- graphs ---------------------------------------------------------------------------------------------------
+
+
+@every_name
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated. Please switch to `torch.compile` or `torch.export`.")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or `torch.export`.")
+def test_script(name: str) -> None:
+    model = tiny(name)
+    scripted = torch.jit.script(model)
+    same(scripted(images()), model(images()))
+    with pytest.raises(torch.jit.Error, match="48 x 32"):
+        scripted(images(1, 3, 48, 32))
+
+
+@every_name
+def test_fx(name: str) -> None:
+    model = tiny(name)
+    traced = torch.fx.symbolic_trace(model)
+    same(traced(images(3, 3, 32, 32)), model(images(3, 3, 32, 32)))
+    with pytest.raises(ValueError, match="48 x 32"):
+        traced(images(1, 3, 48, 32))
+    extractor = create_feature_extractor(model, {"blocks.0.mlp_channels.gate": "gate"})
+    assert extractor(images())["gate"].shape == (2, 16, 48)
+
+
+@every_name
+def test_export_with_a_dynamic_batch(name: str) -> None:
+    model = tiny(name)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(model, (images(),), dynamic_shapes=({0: batch},)).module()
+    for size in (1, 3):
+        same(program(images(size, 3, 32, 32)), model(images(size, 3, 32, 32)))
+
+
+@every_name
+def test_compiles_as_one_graph(name: str) -> None:
+    model = tiny(name)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    same(compiled(images()), model(images()))
+    compiled(images()).square().sum().backward()
+    assert all(p.grad.abs().max() > 0 for p in model.parameters())
+
+
+@pytest.mark.slow
+def test_inductor() -> None:
+    model = tiny("gmlp_pico4")
+    with torch.no_grad():
+        same(torch.compile(model, fullgraph=True)(images()), model(images()))

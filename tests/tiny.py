@@ -1,0 +1,29 @@
+"""Small models for the tests, and weights at which faults show."""
+
+import timm
+import torch
+from torch import nn
+
+import gmlp_vision  # noqa: F401  registers the names
+
+NAMES = timm.list_models(module="gmlp")
+TINY = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
+
+
+def tiny(name: str = "gmlp_ti16", **kwargs: object) -> nn.Module:
+    """A registered name through its entrypoint, at 2 blocks, 16 tokens, width 16, perturbed, in eval mode."""
+    return perturb(timm.create_model(name, **{**TINY, **kwargs})).eval()
+
+
+def perturb(model: nn.Module, seed: int = 0, std: float = 0.1) -> nn.Module:
+    """Adds noise to every parameter: at init the head is 0 and the gate 1, and any comparison passes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator).to(p) * std)
+    return model
+
+
+def images(*size: int, seed: int = 1) -> torch.Tensor:
+    """A (B, C, height, width) batch of noise; (2, 3, 32, 32) unless told otherwise."""
+    return torch.randn(*(size or (2, 3, 32, 32)), generator=torch.Generator().manual_seed(seed))
