@@ -3,7 +3,11 @@
 Importing this package registers its models with timm: `timm.create_model("gmlp_s16")`.
 """
 
-from gmlp_vision.models import GMlp, GMlpBlock
+from gmlp_vision.search_path import prefer_installed_timm
+
+prefer_installed_timm()  # before the next line imports timm
+
+from gmlp_vision.models import GMlp, GMlpBlock  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = ["GMlp", "GMlpBlock"]

@@ -13,12 +13,15 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Each room, from the ground up. A module imports from its own room and from rooms of a lower rank.
 RANKS = {
     "errors": 0,
+    "search_path": 0,
     "layers.resample": 1,
     "layers.spatial_projection": 2,
     "layers.spatial_gating": 3,
     "layers": 4,
     "checkpoints": 5,
     "filters": 6,
+    "models.checks": 5,
+    "models.weight_init": 5,
     "models.trunk": 6,
     "models": 7,
     "": 8,  # the package's __init__

@@ -16,8 +16,9 @@ from timm.layers import DropPath, GatedMlp
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from gmlp_vision.layers import SpatialGatingUnit
-from gmlp_vision.models.trunk import Trunk, check_rate
+from gmlp_vision.layers import DynamicSpatialProjection, SpatialGatingUnit, SpatialProjection
+from gmlp_vision.models.checks import check_rate
+from gmlp_vision.models.features import FeatureTrunk
 
 
 class GMlpBlock(nn.Module):
@@ -30,9 +31,10 @@ class GMlpBlock(nn.Module):
         drop: Dropout after GELU and after V, in [0, 1).
         drop_path: Probability that a sample skips the block, in [0, 1).
         norm_eps: eps of the block's LayerNorm; the gate's own stays 1e-5.
+        projection: The kind of W and b.
         device, dtype: of the parameters.
 
-    Shape: (B, N, D) -> (B, N, D).
+    Shape: (B, N, D) -> (B, N, D), or (B, H, W, D) -> (B, H, W, D) if that is what the projection takes.
 
     Raises:
         ValueError: E is odd, so Z has no halves.
@@ -46,6 +48,7 @@ class GMlpBlock(nn.Module):
         drop: float = 0.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
+        projection: type[SpatialProjection] = SpatialProjection,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -59,7 +62,7 @@ class GMlpBlock(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
         # fc1 (U), GELU, gate, fc2 (V)
-        gate = partial(SpatialGatingUnit, grid_size=grid_size)
+        gate: Any = partial(SpatialGatingUnit, grid_size=grid_size, projection=projection)
         self.mlp_channels = GatedMlp(dim, hidden_dim, gate_layer=gate, drop=drop, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
@@ -67,10 +70,11 @@ class GMlpBlock(nn.Module):
         return x + self.drop_path(self.mlp_channels(self.norm(x)))
 
 
-class GMlp(Trunk):
+class GMlp(FeatureTrunk):
     """gMLP for images: patches, `depth` blocks, mean pool, linear head; no position embedding, no class token.
 
-    W ties the model to one token grid, that of `img_size` and `patch_size`.
+    W ties the model to one token grid, that of `img_size` and `patch_size`; `set_input_size` carries it to
+    another, and with `dynamic_img_size` each call carries it to its own.
 
     Args:
         num_classes: Width of the logits; 0 for no head.
@@ -88,6 +92,8 @@ class GMlp(Trunk):
             'constant' gives it to every block, as timm's gMLP does.
         norm_eps: eps of the blocks' and the final LayerNorm; the gates' stays 1e-5.
         final_norm: Whether a LayerNorm follows the last block.
+        dynamic_img_size: Whether each call may have its own image size, which the patch must divide. From
+            block to block the tokens are then (B, H, W, D).
         device, dtype: of the parameters.
 
     Raises:
@@ -110,12 +116,19 @@ class GMlp(Trunk):
         drop_path_rule: str = "linear",
         norm_eps: float = 1e-6,
         final_norm: bool = True,
+        dynamic_img_size: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_rate("proj_drop_rate", proj_drop_rate)
         super().__init__(
-            block=partial(GMlpBlock, mlp_ratio=mlp_ratio, drop=proj_drop_rate, norm_eps=norm_eps),
+            block=partial(
+                GMlpBlock,
+                mlp_ratio=mlp_ratio,
+                drop=proj_drop_rate,
+                norm_eps=norm_eps,
+                projection=DynamicSpatialProjection if dynamic_img_size else SpatialProjection,
+            ),
             num_classes=num_classes,
             in_chans=in_chans,
             global_pool=global_pool,
@@ -128,6 +141,7 @@ class GMlp(Trunk):
             drop_path_rule=drop_path_rule,
             norm_eps=norm_eps,
             final_norm=final_norm,
+            dynamic_img_size=dynamic_img_size,
             device=device,
             dtype=dtype,
         )

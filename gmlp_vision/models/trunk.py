@@ -5,17 +5,23 @@ It takes a block factory and knows nothing of what a block does.
 Shapes: B batch, N = H * W tokens in row-major order, D width.
 """
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from timm.layers import PatchEmbed, calculate_drop_path_rates, lecun_normal_, to_2tuple
-from timm.models import checkpoint, checkpoint_seq, named_apply
+from timm.layers import PatchEmbed, to_2tuple
+from timm.models import checkpoint_seq, named_apply
 from torch import nn
+
+from gmlp_vision.layers import DynamicSpatialProjection, SpatialProjection
+from gmlp_vision.models.checks import check_divides, check_image, check_pool, check_rate
+from gmlp_vision.models.weight_init import drop_path_rates, init_layer
+
+# Under torch.fx the check is one call in the graph: traced, its `if` would be on a symbolic shape.
+torch.fx.wrap("check_image")
 
 
 class BlockFactory(Protocol):
-    """Makes one block, a module that maps (B, N, D) to (B, N, D)."""
+    """Makes one block, a module that maps (B, N, D) to itself, or (B, H, W, D) where images vary in size."""
 
     def __call__(
         self, dim: int, grid_size: tuple[int, int], drop_path: float, device: Any, dtype: Any
@@ -23,23 +29,22 @@ class BlockFactory(Protocol):
 
 
 class Trunk(nn.Module):
-    """Patch embedding, `depth` blocks of one width on one token grid, final norm, mean pool and a linear head.
+    """Patch embedding, `depth` blocks of one width on one token grid, final norm, mean pool, linear head.
 
     Args:
         block: Factory of the blocks.
         num_classes: Width of the logits; 0 for no head.
         in_chans: Channels of the image.
         global_pool: 'avg' for the mean over tokens, '' for none.
-        img_size: Height and width of the image in pixels, as int or (H, W). The patch must divide it.
-        patch_size: Height and width of a patch in pixels, as int or (H, W).
+        img_size, patch_size: Height and width in pixels, as int or (H, W). The patch must divide the image.
         embed_dim: D, the width of a token.
         depth: Number of blocks.
         drop_rate: Dropout before the head, in [0, 1).
-        drop_path_rate: Stochastic depth, the probability that a sample skips a block, in [0, 1).
-        drop_path_rule: 'linear' ramps it from 0 at the first block to `drop_path_rate` at the last;
-            'constant' gives it to every block.
+        drop_path_rate, drop_path_rule: Of stochastic depth, see `drop_path_rates`.
         norm_eps: eps of the final LayerNorm.
         final_norm: Whether a LayerNorm follows the last block.
+        dynamic_img_size: Whether each call may have its own image size. The blocks then get the tokens on
+            their grid, (B, H, W, D), and read it off; `img_size` is the size that their weights belong to.
         device, dtype: of the parameters.
 
     Raises:
@@ -61,6 +66,7 @@ class Trunk(nn.Module):
         drop_path_rule: str = "linear",
         norm_eps: float = 1e-6,
         final_norm: bool = True,
+        dynamic_img_size: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -71,11 +77,20 @@ class Trunk(nn.Module):
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.global_pool = global_pool
+        self.dynamic_img_size = dynamic_img_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.grad_checkpointing = False
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
 
-        self.stem = PatchEmbed(to_2tuple(img_size), to_2tuple(patch_size), in_chans, embed_dim, **dd)
+        self.stem = PatchEmbed(
+            to_2tuple(img_size),
+            to_2tuple(patch_size),
+            in_chans,
+            embed_dim,
+            output_fmt="NHWC" if dynamic_img_size else None,  # None: (B, N, D)
+            strict_img_size=not dynamic_img_size,
+            **dd,
+        )
         self.blocks = nn.Sequential(
             *(
                 block(embed_dim, self.stem.grid_size, drop_path=rate, **dd)
@@ -95,8 +110,8 @@ class Trunk(nn.Module):
     # -- forward ------------------------------------------------------------------------------------------
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, in_chans, height, width) image to (B, N, D) tokens."""
-        check_image_size(x, self.stem.img_size[0], self.stem.img_size[1])
+        """(B, in_chans, height, width) image to the tokens that the blocks get."""
+        check_image(x, self.stem.img_size, self.stem.patch_size, self.stem.strict_img_size)
         return self.stem(x)
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,7 +121,7 @@ class Trunk(nn.Module):
             x = checkpoint_seq(self.blocks, x)
         else:
             x = self.blocks(x)
-        return self.norm(x)
+        return self.norm(x).flatten(1, -2)
 
     def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
         """(B, N, D) tokens to (B, num_classes) logits, or to the head's input with `pre_logits`."""
@@ -119,68 +134,47 @@ class Trunk(nn.Module):
         """(B, in_chans, height, width) image to (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x))
 
-    # -- features of inner blocks -------------------------------------------------------------------------
+    # -- image size ---------------------------------------------------------------------------------------
 
-    def forward_intermediates(
+    @torch.jit.ignore
+    def set_input_size(
         self,
-        x: torch.Tensor,
-        indices: int | Sequence[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[torch.Tensor] | tuple[torch.Tensor, list[torch.Tensor]]:
-        """The outputs of chosen blocks, and the final features.
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Carries the weights, in place, to another image or patch size (docs/resampling.md).
+
+        Call it before making an optimizer: what it changes become new parameters.
 
         Args:
-            x: (B, in_chans, height, width) image.
-            indices: Which blocks: the last n for an int, those at these positions for a sequence (negative
-                ones count from the end), all for None.
-            norm: Whether the final norm is applied to each of them.
-            stop_early: Whether to stop after the last chosen block; the final features are then its output,
-                normalised.
-            output_fmt: 'NCHW' for (B, D, H, W) maps, 'NLC' for (B, N, D) tokens.
-            intermediates_only: Whether to return only the list of intermediates.
-
-        Returns:
-            (features, intermediates), or the intermediates alone; features are (B, N, D), normalised.
+            img_size: Height and width in pixels, as int or (H, W); None for the present ones.
+            patch_size: The same of a patch. A new one resizes the stem's kernel by timm's own rule.
 
         Raises:
-            ValueError: An unknown `output_fmt`, or an index that no block has.
+            ValueError: The patch does not divide the image; the model is left as it was.
         """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt is {output_fmt!r}; expected 'NCHW' or 'NLC'")
-        chosen = block_indices(indices, len(self.blocks))
-        x = self.embed(x)
-        tokens = []
-        for i, block in enumerate(self.blocks[: chosen[-1] + 1] if stop_early else self.blocks):
-            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
-            if i in chosen:
-                tokens.append(self.norm(x) if norm else x)
-        if output_fmt == "NCHW":
-            tokens = [t.transpose(1, 2).unflatten(2, self.stem.grid_size).contiguous() for t in tokens]
-        return tokens if intermediates_only else (self.norm(x), tokens)
+        from timm.models.vision_transformer import update_model_input_size  # timm.models does not pass it on
 
-    def prune_intermediate_layers(
-        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drops, in place, what `forward_intermediates(indices)` does not need.
+        new_img_size = to_2tuple(self.stem.img_size if img_size is None else img_size)
+        new_patch_size = to_2tuple(self.stem.patch_size if patch_size is None else patch_size)
+        check_divides(new_img_size, new_patch_size)
+        grid_size = (new_img_size[0] // new_patch_size[0], new_img_size[1] // new_patch_size[1])
+        tied = [m for m in self.modules() if isinstance(m, SpatialProjection) and m.grid_size != grid_size]
+        with torch.no_grad():
+            carried = [layer.on_grid(grid_size) for layer in tied]  # all of them before any is replaced
+        self.stem.set_input_size(new_img_size, new_patch_size)
+        for layer, (weight, bias) in zip(tied, carried, strict=True):
+            layer.replace_grid(grid_size, weight, bias)
+        for info in self.feature_info:
+            info["reduction"] = max(new_patch_size)
+        update_model_input_size(self, new_img_size, patch_size=patch_size)
 
-        Args:
-            indices: As in `forward_intermediates`.
-            prune_norm: Whether the final norm goes too.
-            prune_head: Whether the head and the pooling go too.
-
-        Returns:
-            The positions of the chosen blocks, ascending and none negative.
-        """
-        chosen = block_indices(indices, len(self.blocks))
-        self.blocks = self.blocks[: chosen[-1] + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return chosen
+    @torch.jit.ignore
+    def clear_cache(self) -> None:
+        """Forgets what is kept for the image sizes met; needed only if a weight was edited by ``.data``."""
+        for module in self.modules():
+            if isinstance(module, DynamicSpatialProjection):
+                module.clear_cache()
 
     # -- the rest of timm's contract ----------------------------------------------------------------------
 
@@ -224,83 +218,10 @@ class Trunk(nn.Module):
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Name patterns of timm's parameter groups (layer decay): the stem, then each block, then the norm."""
+        """Name patterns of timm's parameter groups (layer decay): stem, then each block, then the norm."""
         return {"stem": r"^stem", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Empty: timm already spares biases and norms, and the paper names no other exception (A.1)."""
         return set()
-
-
-# -- pieces ---------------------------------------------------------------------------------------------------
-
-
-def check_divides(img_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> None:
-    """Refuses an image that the patch does not divide; timm would drop the remaining pixels in silence."""
-    for axis, size, patch in zip(("height", "width"), to_2tuple(img_size), to_2tuple(patch_size), strict=True):
-        if size < 1 or patch < 1 or size % patch:
-            raise ValueError(
-                f"img_size has a {axis} of {size} pixels, which a patch of {patch} does not divide; "
-                f"choose a multiple of {patch}"
-            )
-
-
-def check_rate(name: str, rate: float) -> None:
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"{name} is {rate}; expected a probability in [0, 1)")
-
-
-def check_pool(global_pool: str) -> None:
-    if global_pool not in ("avg", ""):
-        raise ValueError(f"global_pool is {global_pool!r}; expected 'avg', or '' for no pooling")
-
-
-# Under torch.fx the check is one call in the graph: traced, its `if` would be on a symbolic shape.
-@torch.fx.wrap
-def check_image_size(x: torch.Tensor, height: int, width: int) -> None:
-    if x.shape[-2] != height or x.shape[-1] != width:
-        raise ValueError(
-            f"the image is {x.shape[-2]} x {x.shape[-1]} pixels (height x width) but this model was made for "
-            f"{height} x {width}: resize the image, or create the model with img_size=({x.shape[-2]}, {x.shape[-1]})"
-        )
-
-
-def drop_path_rates(rate: float, depth: int, rule: str) -> list[float]:
-    """The drop-path rate of each block. The paper gives one survival probability and no rule (Table 1)."""
-    check_rate("drop_path_rate", rate)
-    if rule == "linear":
-        return calculate_drop_path_rates(rate, depth)
-    if rule == "constant":
-        return [rate] * depth
-    raise ValueError(f"drop_path_rule is {rule!r}; expected 'linear' or 'constant'")
-
-
-def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
-    """timm's three ways to choose blocks, as ascending positions in range(depth)."""
-    if indices is None:
-        return list(range(depth))
-    if isinstance(indices, int):
-        if not 1 <= indices <= depth:
-            raise ValueError(f"indices asks for the last {indices} blocks; expected 1 to {depth}")
-        return list(range(depth - indices, depth))
-    if not indices or not all(-depth <= i < depth for i in indices):
-        raise ValueError(f"indices are {list(indices)}; expected at least one, each in [{-depth}, {depth})")
-    return sorted({i % depth for i in indices})
-
-
-def init_layer(module: nn.Module, name: str) -> None:
-    """Init of one layer by its kind, visited depth first so that a parent's own `init_weights` has the last word."""
-    if isinstance(module, nn.Linear):
-        if name.startswith("head"):
-            nn.init.zeros_(module.weight)
-        else:
-            nn.init.xavier_uniform_(module.weight)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Conv2d):
-        lecun_normal_(module.weight)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.LayerNorm):
-        module.reset_parameters()
-    elif name and hasattr(module, "init_weights"):  # the model itself has no name
-        module.init_weights()

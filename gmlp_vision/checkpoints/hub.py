@@ -1,0 +1,64 @@
+"""From the Hugging Face Hub, or its cache, to a folder on this disk."""
+
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from timm.models import get_pretrained_cfg, is_model, split_model_name_tag
+
+from gmlp_vision.errors import CheckpointError
+
+LOCAL_ROUTES = (
+    "Without a network, give a file or a folder instead: `gmlp_vision.load_checkpoint(model, FILE)`, "
+    "`timm.create_model(NAME, pretrained=True, pretrained_cfg_overlay=dict(file=FILE))` or "
+    "`timm.create_model('local-dir:FOLDER', pretrained=True)`"
+)
+
+
+def download(repo: str) -> Path:
+    """The folder in the hub's cache that holds config.json and the weights of `repo`, fetched where it must be.
+
+    Args:
+        repo: 'OWNER/NAME', or 'OWNER/NAME@REVISION'.
+
+    Raises:
+        CheckpointError: No such repository or no weights in it, no network and nothing in the cache, or a
+            download that broke off.
+    """
+    repo_id, _, revision = repo.partition("@")
+    try:
+        config = hf_hub_download(repo_id, "config.json", revision=revision or None)
+        try:
+            hf_hub_download(repo_id, "model.safetensors", revision=revision or None)
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError:
+            hf_hub_download(repo_id, "pytorch_model.bin", revision=revision or None)
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(f"hf-hub:{repo} is not in the cache and cannot be reached. {LOCAL_ROUTES}") from error
+    except (EntryNotFoundError, HFValidationError) as error:
+        raise CheckpointError(f"hf-hub:{repo} has no timm model: {_first_line(error)}") from error
+    except Exception as error:  # the hub's http client has errors of its own, which huggingface_hub passes on
+        raise CheckpointError(f"hf-hub:{repo} was not fetched: {_first_line(error)}. {LOCAL_ROUTES}") from error
+    return Path(config).parent
+
+
+def download_pretrained(name: str) -> Path:
+    """As `download`, for the released weights of a timm model name, such as 'gmlp_s16' or 'gmlp_s16.ra3_in1k'.
+
+    Raises:
+        CheckpointError: No such model, or no weights of it on the hub; and as `download`.
+    """
+    if not is_model(split_model_name_tag(name)[0]):
+        raise CheckpointError(f"{name} is neither a file, nor a folder, nor the name of a model timm knows")
+    try:
+        cfg = get_pretrained_cfg(name)
+    except RuntimeError as error:
+        raise CheckpointError(str(error)) from error
+    if cfg is None or not cfg.hf_hub_id:
+        raise CheckpointError(f"{name} has no released weights; give a file or a folder")
+    return download(cfg.hf_hub_id)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,119 @@
+"""A file into a model, all three verbs in one call: by hand, and as timm does it for pretrained=True."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gmlp_vision.checkpoints.adapt import HEAD, STEM, adapt
+from gmlp_vision.checkpoints.convert import LAYOUTS, recognise, to_ours
+from gmlp_vision.checkpoints.grid import Grid
+from gmlp_vision.checkpoints.load import read_checkpoint, select_weights
+from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+def load_checkpoint(
+    model: nn.Module,
+    source: str | Path,
+    *,
+    weights: str = "auto",
+    layout: str | None = None,
+    grid: Grid | None = None,
+    sha256: str | None = None,
+) -> Report:
+    """Loads any checkpoint into a live model of this package, at the model's own size.
+
+    Args:
+        model: Changed in place, unless there is an error: then it is as it was.
+        source: A file, a folder, 'hf-hub:OWNER/NAME' or a timm model name; see `read_checkpoint`.
+        weights: 'ema', 'raw', or 'auto' for EMA where there is one.
+        layout: Whose names the file has: 'timm', 'lucidrains' or 'jaketae'; None to tell by the names.
+        grid: (H, W) of the file's tokens, for a file that does not state its image size.
+        sha256: Hash that the file must have, in hex.
+
+    Returns:
+        What became of every tensor.
+
+    Raises:
+        ValueError: An unknown `weights` or `layout`, or a model that is none of this package's.
+        CheckpointError: The source cannot be read safely, or does not hold the weights of such a model.
+    """
+    if STEM not in model.state_dict():
+        raise ValueError(f"the model is a {type(model).__name__}; expected one of this package, unwrapped")
+    checkpoint = read_checkpoint(source, weights, sha256)
+    report = Report(checkpoint.source, checkpoint.weights, layout or recognise(checkpoint.state_dict))
+    tensors = _as_ours(checkpoint.state_dict, model, report, checkpoint.config)
+    model.load_state_dict(adapt(tensors, model, report, checkpoint.config, grid))
+    return report
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, torch.Tensor]:
+    """timm's pretrained_filter_fn: what it read, made to fit `model` whole, or an error.
+
+    timm drops a head, and looks no further, wherever a class count differs; so what it is handed here has nothing
+    missing and nothing left over, and where its later steps would undo that the model's cfg is set right.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`. Never a TypeError: timm would take one for a filter of one argument.
+    """
+    cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    source = str(cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "the state dict")
+    state_dict, _ = select_weights(state_dict, "auto", source)
+    report = Report(source, layout=recognise(state_dict))
+    config = {"model_args": getattr(model, "pretrained_model_args", {}), "pretrained_cfg": cfg}
+    tensors = _as_ours(state_dict, model, report, config)
+    if cfg.get("num_classes", 0) < 0:
+        why = "the pretrained cfg has num_classes=-1, timm's way to ask for a new head"
+        report.dropped |= {name: why for name in HEAD if tensors.pop(name, None) is not None}
+    adapted = adapt(tensors, model, report, config)
+    _tell_timm(cfg, model, report)
+    logger.log(logging.WARNING if report.missing or report.notes else logging.INFO, "%s", report)
+    return adapted
+
+
+def _as_ours(
+    state_dict: Mapping[str, torch.Tensor], model: nn.Module, report: Report, config: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    check_settings(model, stated_settings(report.layout, config), report.source)
+    kernel = model.state_dict()[STEM].shape
+    return to_ours(state_dict, report.layout, (kernel[2], kernel[3]), kernel[1])
+
+
+def stated_settings(layout: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of GMlp that no tensor shows and that a file was trained with, as far as it tells."""
+    if layout != "timm":
+        return LAYOUTS[layout].settings
+    args = config.get("model_args")
+    return {k: args[k] for k in LAYOUTS["timm"].settings if k in args} if isinstance(args, Mapping) else {}
+
+
+def check_settings(model: nn.Module, settings: Mapping[str, Any], source: str) -> None:
+    """Refuses a model that would compute something else from the same tensors."""
+    own = model_settings(model)
+    for name, value in settings.items():
+        if own[name] != value:
+            raise CheckpointError(
+                f"{source} was trained with {name}={value}, and this model has {name}={own[name]}, which gives other "
+                f"outputs: create the model with {name}={value}"
+            )
+
+
+def model_settings(model: Any) -> dict[str, Any]:
+    """The arguments of a GMlp that no tensor of it shows."""
+    return {"norm_eps": model.blocks[0].norm.eps, "final_norm": isinstance(model.norm, nn.LayerNorm)}
+
+
+def _tell_timm(cfg: dict[str, Any], model: Any, report: Report) -> None:
+    """What timm will do next goes by the cfg, which by now must describe the adapted tensors, not the file."""
+    if "channels" in report.adapted.get(STEM, ""):
+        cfg["input_size"] = (model.in_chans, *cfg["input_size"][1:])
+    if HEAD[0] not in report.missing and 0 <= cfg.get("num_classes", -1) != model.num_classes > 0:
+        cfg["num_classes"] = model.num_classes  # or it would drop a head that fits
+        cfg.pop("label_names", None)
+        cfg.pop("label_descriptions", None)

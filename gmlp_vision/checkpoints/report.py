@@ -1,0 +1,52 @@
+"""What became of every tensor of a file and of a model."""
+
+import re
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Report:
+    """The account of one load.
+
+    Attributes:
+        source: What was read.
+        weights: 'ema' or 'raw'; 'auto' where timm read the file, which takes EMA weights where there are any.
+        layout: Whose names the file has, a key of LAYOUTS.
+        loaded: Tensors taken as they were.
+        adapted: Tensors changed on the way in, and how.
+        dropped: Tensors of the file that the model has no use for, and why.
+        missing: Tensors for which the model keeps its own, and why.
+        notes: What had to be guessed.
+    """
+
+    source: str
+    weights: str = "auto"
+    layout: str = "timm"
+    loaded: list[str] = field(default_factory=list)
+    adapted: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.source}: {self.weights} weights, names of {self.layout}",
+            f"  loaded   {len(self.loaded)} tensors as they were",
+        ]
+        for title, why in (("adapted", self.adapted), ("dropped", self.dropped), ("missing", self.missing)):
+            lines += [f"  {title:<9}{line}" for line in _group(why)]
+        return "\n".join(lines + [f"  {'note':<9}{note}" for note in self.notes])
+
+
+def first_five(names: list[str]) -> str:
+    """The names, or the first five and how many there are."""
+    return ", ".join(names[:5]) + (f", ... ({len(names)} in all)" if len(names) > 5 else "")
+
+
+def _group(why: dict[str, str]) -> list[str]:
+    """One line for what differs in the number of its block alone."""
+    groups: dict[tuple[str, str], int] = {}
+    for name, reason in why.items():
+        key = (re.sub(r"\.\d+\.", ".*.", name), reason)
+        groups[key] = groups.get(key, 0) + 1
+    return [f"{name}{f' ({n} tensors)' if n > 1 else ''}: {reason}" for (name, reason), n in groups.items()]

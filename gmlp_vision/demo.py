@@ -1,0 +1,193 @@
+"""The newcomer's run: a small gMLP learns scikit-learn's handwritten digits in about a minute, on a CPU.
+
+The loop is short because its parts are timm's: loader, optimizer, scheduler, and the form in which the model is saved.
+"""
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+from timm.data import create_loader
+from timm.models import save_for_hf
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils import random_seed
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+import gmlp_vision.models  # noqa: F401  registers the model
+from gmlp_vision.errors import UserError
+from gmlp_vision.filters import extract, plot_filters, save_figure
+
+# 8 x 8 tokens of 2 x 2 pixels; the model of the run, and what `create_model("local-dir:...")` needs to make it again
+MODEL = "gmlp_pico4"
+MODEL_ARGS: dict[str, Any] = {
+    "img_size": 16, "patch_size": 2, "in_chans": 1, "num_classes": 10, "depth": 4, "embed_dim": 64
+}  # fmt: skip
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the run measured.
+
+    Attributes:
+        accuracy: Share of the test quarter that the gMLP gets right.
+        logistic_regression: The same for logistic regression on the 8 x 8 pixels.
+        test_images: Size of the test quarter.
+        moved: For each block, the root mean square of W, over what it was at init (1e-6).
+        epochs, seed, seconds: Of the training.
+    """
+
+    accuracy: float
+    logistic_regression: float
+    test_images: int
+    moved: list[float]
+    epochs: int
+    seed: int
+    seconds: float
+
+
+class Digits(Dataset[tuple[Any, int]]):
+    """scikit-learn's digits, upsampled to 16 x 16. timm's loader sets `transform`."""
+
+    def __init__(self, pixels: Any, labels: Any) -> None:
+        self.images = [
+            Image.fromarray((image * 15.9375).astype("uint8")).resize((16, 16), Image.Resampling.BICUBIC)
+            for image in pixels  # 0 to 16
+        ]
+        self.labels = [int(label) for label in labels]
+        self.transform: Any = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.transform(self.images[index]), self.labels[index]
+
+
+def run_demo(output: Path, epochs: int = 40, seed: int = 0) -> DemoResult:
+    """Trains, tests, draws, and saves all of it into one new folder.
+
+    Args:
+        output: The folder to make. In it: `config.json` and `model.safetensors` (what `local-dir:` loads),
+            `filters.png`, `result.json`.
+        epochs: Passes over the training images.
+        seed: Of the weights and the augmentation; the split is always the same.
+
+    Raises:
+        UserError: scikit-learn is missing, or `output` exists already.
+    """
+    if output.exists():
+        raise UserError(f"{output} exists already; give another folder with --output, or remove it")
+    train, test, baseline = load_digits()
+    random_seed(seed)
+    model = timm.create_model(MODEL, **MODEL_ARGS)
+
+    start = time.monotonic()
+    train_model(model, loader(train, is_training=True), epochs)
+    seconds = time.monotonic() - start
+
+    result = DemoResult(
+        accuracy=accuracy(model, loader(test, is_training=False)),
+        logistic_regression=baseline,
+        test_images=len(test),
+        moved=[layer.moved for layer in extract(model).stats()],
+        epochs=epochs,
+        seed=seed,
+        seconds=seconds,
+    )
+    save(output, model, result)
+    return result
+
+
+def load_digits() -> tuple[Digits, Digits, float]:
+    """The training images, a fixed stratified quarter for testing, and logistic regression's accuracy on it."""
+    try:
+        from sklearn import datasets, linear_model, model_selection
+    except ImportError as error:
+        raise UserError(
+            "the demo takes its images from scikit-learn, which is not installed: pip install 'gmlp-vision[demo]'"
+        ) from error
+    digits = datasets.load_digits()
+    train_x, test_x, train_y, test_y = model_selection.train_test_split(
+        digits.images, digits.target, test_size=0.25, stratify=digits.target, random_state=0
+    )
+    classifier = linear_model.LogisticRegression(max_iter=1000)
+    classifier.fit(train_x.reshape(len(train_x), -1) / 16, train_y)
+    baseline = classifier.score(test_x.reshape(len(test_x), -1) / 16, test_y)
+    return Digits(train_x, train_y), Digits(test_x, test_y), float(baseline)
+
+
+def loader(dataset: Digits, is_training: bool) -> DataLoader[Any]:
+    """timm's loader: random crops in training (no flip: a mirrored digit is another sign), whole images in testing."""
+    return create_loader(
+        dataset,
+        input_size=(1, 16, 16),
+        batch_size=BATCH_SIZE,
+        is_training=is_training,
+        scale=(0.7, 1.0),
+        ratio=(0.85, 1.18),
+        hflip=0.0,
+        color_jitter=None,
+        interpolation="bicubic",
+        mean=(0.5,),
+        std=(0.5,),
+        crop_pct=1.0,
+        num_workers=0,
+        use_prefetcher=False,
+        persistent_workers=False,
+    )
+
+
+def train_model(model: nn.Module, batches: DataLoader[Any], epochs: int) -> None:
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=3e-3, weight_decay=0.05)
+    scheduler, _ = create_scheduler_v2(
+        optimizer,
+        sched="cosine",
+        num_epochs=epochs,
+        warmup_epochs=2,
+        warmup_lr=1e-5,
+        step_on_epochs=False,
+        updates_per_epoch=len(batches),
+    )
+    loss_fn = nn.CrossEntropyLoss(label_smoothing=0.1)
+    model.train()
+    update = 0
+    with tqdm(total=epochs * len(batches), desc="training", unit="batch") as progress:
+        for epoch in range(epochs):
+            for images, labels in batches:
+                loss = loss_fn(model(images), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                update += 1
+                scheduler.step_update(update)
+                progress.update()
+            progress.set_postfix(epoch=epoch + 1, loss=f"{loss.item():.3f}")
+
+
+@torch.inference_mode()
+def accuracy(model: nn.Module, batches: DataLoader[Any]) -> float:
+    model.eval()
+    correct = [model(images).argmax(1) == labels for images, labels in batches]
+    return torch.cat(correct).double().mean().item()
+
+
+def save(output: Path, model: nn.Module, result: DemoResult) -> None:
+    """Writes everything into a folder beside `output`, then gives it that name, so there is never half a result."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".demo-", dir=output.parent) as temporary:
+        folder = Path(temporary, "demo")
+        save_for_hf(model, str(folder), model_args=MODEL_ARGS, safe_serialization=True)
+        save_figure(plot_filters(extract(model)), folder / "filters.png", dpi=150)
+        (folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+        os.replace(folder, output)

@@ -1,0 +1,135 @@
+"""A sheet of pictures with captions, laid out in inches on one matplotlib axes. Knows nothing of networks.
+
+matplotlib is imported when a sheet is drawn, so that numbers can be had without it.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from gmlp_vision.filters.files import replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".pdf", ".png", ".svg")
+COLOURS = "RdBu_r"  # diverging, with white at 0, and told apart by the colour-blind
+COLUMN_WIDTH = 3.25  # inches, of a column in a two-column paper
+TILE = 0.5  # inches, the least width of a picture
+GAP = 0.06
+LINE = 0.13  # a line of text
+FONT = 7  # points
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A map of (H, W) values, drawn so that `limit` is full colour, with a frame around one cell."""
+
+    values: torch.Tensor
+    limit: float
+    mark: tuple[int, int]
+    caption: str = ""
+
+
+def draw_sheet(
+    rows: Sequence[Sequence[Picture]],
+    labels: Sequence[str],
+    bar: str,
+    bar_limit: float,
+    title: str = "",
+    width: float | None = None,
+) -> "Figure":
+    """Pictures in rows, all of one size, over one colour bar.
+
+    Args:
+        rows: The pictures; a row may be shorter than the first.
+        labels: One a row, at its left; empty ones take no room.
+        bar: What the colours mean.
+        bar_limit: The value at the ends of the colour bar.
+        title: One line or more above all.
+        width: In inches; None for one column of a paper, or more where the pictures need it.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    columns = len(rows[0])
+    left = 0.62 if any(labels) else 0.05
+    if width is None:
+        width = max(COLUMN_WIDTH, left + 0.05 + columns * (TILE + GAP))
+    tile_w = (width - left - 0.05) / columns - GAP
+    tile_h = tile_w * rows[0][0].values.shape[0] / rows[0][0].values.shape[1]
+    heads = [max(LINE * len(picture.caption.splitlines()) for picture in row) for row in rows]
+    top = 0.03 + LINE * len(title.splitlines())
+    height = top + sum(heads) + len(rows) * (tile_h + GAP) + 0.4
+
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    middle = (left + width - GAP) / 2
+    axes.text(middle, top - 0.03, title, ha="center", va="bottom", fontsize=FONT)
+    y = top
+    for row, label, head in zip(rows, labels, heads, strict=True):
+        y += head
+        axes.text(left - GAP, y + tile_h / 2, label, ha="right", va="center", fontsize=FONT, linespacing=1.3)
+        for column, picture in enumerate(row):
+            x = left + column * (tile_w + GAP)
+            axes.imshow(
+                picture.values.numpy(),
+                cmap=COLOURS,
+                vmin=-picture.limit,
+                vmax=picture.limit,
+                extent=(x, x + tile_w, y + tile_h, y),
+                interpolation="nearest",
+                aspect="auto",
+            )
+            axes.text(x + tile_w / 2, y - 0.02, picture.caption, ha="center", va="bottom", fontsize=FONT - 1)
+            axes.add_patch(Rectangle((x, y), tile_w, tile_h, fill=False, linewidth=0.3, edgecolor="0.6"))
+            cell_h, cell_w = tile_h / picture.values.shape[0], tile_w / picture.values.shape[1]
+            corner = (x + picture.mark[1] * cell_w, y + picture.mark[0] * cell_h)
+            axes.add_patch(Rectangle(corner, cell_w, cell_h, fill=False, linewidth=0.6, edgecolor="black"))
+        y += tile_h + GAP
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+
+    long = min(0.6 * (width - left), 2.5)
+    place = ((middle - long / 2) / width, 0.33 / height, long / width, 0.06 / height)
+    colours = ScalarMappable(Normalize(-bar_limit, bar_limit), COLOURS)
+    colour_bar = figure.colorbar(colours, cax=figure.add_axes(place), orientation="horizontal")
+    colour_bar.set_ticks(
+        [-bar_limit, 0, bar_limit], labels=[f"\N{MINUS SIGN}{bar_limit:.2g}", "0", f"{bar_limit:.2g}"]
+    )
+    colour_bar.ax.tick_params(labelsize=FONT - 1, length=2, pad=1)
+    colour_bar.outline.set_linewidth(0.3)
+    colour_bar.set_label(bar, fontsize=FONT, labelpad=1)
+    return figure
+
+
+def save_figure(figure: "Figure", path: str | Path, dpi: int = 300) -> None:
+    """Writes a figure as PDF, SVG or PNG, by the ending of the path; an older file is replaced at the end.
+
+    Args:
+        figure: From one of this package's functions, or any.
+        path: Ends in .pdf, .png or .svg.
+        dpi: Dots per inch of PNG, and of the pictures inside PDF and SVG.
+
+    Raises:
+        ValueError: Another ending.
+        OSError: The folder is not there or cannot be written.
+    """
+    import matplotlib
+
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"{str(path)!r} ends in {path.suffix!r}; a figure is written as one of {', '.join(FORMATS)}"
+        )
+    data = io.BytesIO()
+    # text stays text: selectable in a PDF (Type 42), set in the reader's font in an SVG
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):
+        figure.savefig(data, format=path.suffix[1:].lower(), dpi=dpi)
+    replace_file(path, data.getvalue())

@@ -1,0 +1,98 @@
+"""Carrying a linear map over tokens from one grid to another: pure functions on tensors.
+
+Shapes: n = H * W tokens of the old grid, n' = H' * W' tokens of the new one, both in row-major order.
+
+Let R resize token maps from the old grid to the new one, and S bring them back. Then
+
+    W' = R W S        b' = R b
+
+so W' takes a picture on the new grid back to the old one, does there what W has learned, and resizes what
+comes out. R and S are Kronecker products of one matrix for the height and one for the width, and stay so.
+docs/resampling.md has the reasons for this rule, its laws and what it measures.
+"""
+
+import torch
+from torch import nn
+
+
+def resample_operator(
+    weight: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]
+) -> torch.Tensor:
+    """``R W S``: the linear map `weight` over tokens, carried from one grid to another.
+
+    Computed in float64, then brought back to the dtype of `weight`; differentiable.
+
+    Args:
+        weight: (n, n), row i the filter of output token i.
+        old_grid: (H, W), in tokens.
+        new_grid: (H', W'), in tokens.
+
+    Returns:
+        (n', n').
+
+    Raises:
+        ValueError: `weight` is not a map over the tokens of the old grid, or a grid has none.
+    """
+    n = check_grids(old_grid, new_grid)
+    if weight.shape != (n, n):
+        raise ValueError(f"the weight is {tuple(weight.shape)}; over grid {old_grid} it must be ({n}, {n})")
+    r_h, s_h = axis_matrices(old_grid[0], new_grid[0], weight.device)
+    r_w, s_w = axis_matrices(old_grid[1], new_grid[1], weight.device)
+    maps = weight.double().reshape(*old_grid, *old_grid)
+    # einsum contracts from the left: with W first it goes axis by axis, and no (n', n) matrix is made
+    maps = torch.einsum("hwij,ah,bw,ic,jd->abcd", maps, r_h, r_w, s_h, s_w)
+    return maps.flatten(2, 3).flatten(0, 1).to(weight.dtype)
+
+
+def resample_bias(bias: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]) -> torch.Tensor:
+    """``R b``: a token map, such as the bias of a linear map over tokens, resized from one grid to another.
+
+    Computed in float64, then brought back to the dtype of `bias`; differentiable.
+
+    Args:
+        bias: (n,), one value a token.
+        old_grid: (H, W), in tokens.
+        new_grid: (H', W'), in tokens.
+
+    Returns:
+        (n',).
+
+    Raises:
+        ValueError: `bias` does not have one value for each token of the old grid, or a grid has none.
+    """
+    n = check_grids(old_grid, new_grid)
+    if bias.shape != (n,):
+        raise ValueError(f"the bias is {tuple(bias.shape)}; over grid {old_grid} it must be ({n},)")
+    r_h, _ = axis_matrices(old_grid[0], new_grid[0], bias.device)
+    r_w, _ = axis_matrices(old_grid[1], new_grid[1], bias.device)
+    return torch.einsum("hw,ah,bw->ab", bias.double().reshape(old_grid), r_h, r_w).flatten().to(bias.dtype)
+
+
+@torch.compiler.assume_constant_result  # a compiled model then holds them; it need not make them in each call
+def axis_matrices(old: int, new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """R (new, old) and S (old, new) of one axis, in float64; both keep a constant map as it is.
+
+    Where the axis grows, R loses nothing and S is its pseudo-inverse: S R = 1. Where it shrinks, S is the
+    resize back, since a pseudo-inverse would invent the detail that R has averaged away.
+    """
+    r = resize_matrix(old, new)
+    s = torch.linalg.pinv(r) if new > old else resize_matrix(new, old)
+    return r.to(device), s.to(device)
+
+
+def resize_matrix(old: int, new: int) -> torch.Tensor:
+    """(new, old) matrix of torch's bicubic resize of one axis, antialiased where it shrinks, in float64."""
+    # One axis at a time: antialiased, torch's cubic has another constant. One resize of both axes would
+    # interpolate an axis that grows differently because the other one shrinks.
+    basis = torch.eye(old, dtype=torch.float64, device="cpu").reshape(1, old, old, 1)
+    columns = nn.functional.interpolate(
+        basis, size=(new, 1), mode="bicubic", align_corners=False, antialias=new < old
+    )
+    return columns.reshape(old, new).T
+
+
+def check_grids(old_grid: tuple[int, int], new_grid: tuple[int, int]) -> int:
+    """The number of tokens of the old grid, once each grid is known to have some."""
+    if min(*old_grid, *new_grid) < 1:
+        raise ValueError(f"cannot go from grid {old_grid} to {new_grid}: a grid has at least 1 x 1 tokens")
+    return old_grid[0] * old_grid[1]

@@ -1,0 +1,31 @@
+"""The recipes for timm's train.py, and where they lie: `train/` of a checkout, `gmlp_vision/train/` of an installed wheel."""
+
+from pathlib import Path
+
+from gmlp_vision.errors import UserError
+
+
+def recipes() -> dict[str, Path]:
+    """The path of each recipe by its name, in alphabetical order."""
+    package = Path(__file__).resolve().parent
+    installed = package / "train"
+    folder = installed if installed.is_dir() else package.parent / "train"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """The path of one recipe, as train.py's --config takes it.
+
+    Raises:
+        UserError: No recipe has that name; the message lists those there are.
+    """
+    known = recipes()
+    if name not in known:
+        raise UserError(f"no recipe is named {name!r}; there are {', '.join(known)}")
+    return known[name]
+
+
+def recipe_title(path: Path) -> str:
+    """The first line of a recipe's header."""
+    with path.open(encoding="utf-8") as lines:
+        return lines.readline().lstrip("# ").rstrip()

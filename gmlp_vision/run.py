@@ -1,0 +1,79 @@
+"""Runs a script of timm, unchanged, with this package's models registered.
+
+    gmlp-vision run validate.py --model gmlp_s16 ...
+    python -m gmlp_vision.run validate.py --model gmlp_s16 ...
+    torchrun --nproc-per-node 8 -m gmlp_vision.run train.py --model gmlp_s16 ...
+
+Of timm's scripts only train.py can import a plugin by itself. In a checkout they lie beside a timm/ of their own, which
+may be another version; here the installed one is used.
+"""
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import timm
+
+from gmlp_vision.errors import UserError
+from gmlp_vision.search_path import put_last
+
+
+def find_script(script: str) -> Path:
+    """The file of a script.
+
+    Args:
+        script: A path, or a bare name that is looked up in the folder $TIMM_SCRIPTS and then in the current one.
+
+    Raises:
+        UserError: There is no such file; the message tells how to get timm's scripts.
+    """
+    candidates = [Path(script)]
+    scripts = os.environ.get("TIMM_SCRIPTS")
+    if scripts and Path(script).name == script:
+        candidates.insert(0, Path(scripts, script))
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate.resolve()
+    raise UserError(
+        f"no script at {' or '.join(str(candidate) for candidate in candidates)}. timm's package does not hold its scripts; "
+        f"they come with: git clone --depth 1 --branch v{timm.__version__} "
+        "https://github.com/huggingface/pytorch-image-models -- then name a script by its path, or set TIMM_SCRIPTS to "
+        "that folder"
+    )
+
+
+def run_script(script: Path, args: Sequence[str]) -> None:
+    """Runs a script as `__main__`. What it raises, SystemExit too, comes out as it is.
+
+    Args:
+        script: The file. The folder it is in goes to the end of sys.path.
+        args: Its arguments.
+    """
+    put_last(script.parent)
+    sys.argv = [str(script), *args]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """SCRIPT [ARGS...], for this module and for `gmlp-vision run`."""
+    parser.add_argument("script", metavar="SCRIPT", help="path, or name in $TIMM_SCRIPTS or the current folder")
+    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="handed to the script as they are")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m gmlp_vision.run", description="Run a script of timm.")
+    add_arguments(parser)
+    args = parser.parse_args()
+    try:
+        script = find_script(args.script)
+    except UserError as error:
+        parser.error(str(error))
+    run_script(script, args.args)
+
+
+# A worker process that is spawned, not forked, imports the main module anew under another name.
+if __name__ == "__main__":
+    main()

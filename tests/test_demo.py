@@ -1,0 +1,96 @@
+"""The newcomer's run, as the README gives it, and what can go wrong before it starts."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from gmlp_vision.demo import accuracy, load_digits, loader, run_demo
+from gmlp_vision.errors import UserError
+
+COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
+
+
+@pytest.mark.slow
+def test_demo_keeps_its_promise(tmp_path: Path) -> None:
+    done = subprocess.run([COMMAND, "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "100%" in done.stderr  # the progress bar
+    folder = tmp_path / "runs" / "demo"
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "filters.png", "model.safetensors", "result.json"]
+    assert [p.name for p in folder.parent.iterdir()] == ["demo"]  # no temporary folder is left
+    assert (folder / "filters.png").read_bytes().startswith(b"\x89PNG")
+
+    result = json.loads((folder / "result.json").read_text())
+    assert result["accuracy"] >= 0.98
+    assert 0.95 < result["logistic_regression"] < result["accuracy"]
+    assert len(result["moved"]) == 4
+    assert min(result["moved"]) > 1000  # times its size at init
+    assert f"{result['accuracy']:.4f}" in done.stdout
+
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert accuracy(model, loader(load_digits()[1], is_training=False)) == result["accuracy"]
+
+
+def test_the_split_is_fixed_and_stratified() -> None:
+    train, test, _ = load_digits()
+    again = load_digits()[1]
+    assert (len(train), len(test)) == (1347, 450)
+    assert test.labels == again.labels
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(test.images, again.images, strict=True))
+    assert set(Counter(test.labels).values()) <= {43, 44, 45, 46}
+    seen = {image.tobytes() for image in train.images}
+    assert not any(image.tobytes() in seen for image in test.images)
+
+
+def test_images_fill_the_range_that_the_model_expects() -> None:
+    batch, labels = next(iter(loader(load_digits()[1], is_training=False)))
+    assert batch.shape == (64, 1, 16, 16)
+    assert labels.shape == (64,)
+    assert batch.min() == -1
+    assert batch.max() > 0.99
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("mine")
+    with pytest.raises(UserError, match="exists already.*--output"):
+        run_demo(tmp_path)
+    assert (tmp_path / "result.json").read_text() == "mine"
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(UserError, match=r"gmlp-vision\[demo\]"):
+        run_demo(tmp_path / "demo")
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_leaves_nothing_and_no_traceback(tmp_path: Path) -> None:
+    process = subprocess.Popen([COMMAND, "demo"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    shown = ""
+    deadline = time.monotonic() + 120
+    while "batch" not in shown and time.monotonic() < deadline:
+        shown += process.stderr.read(1)
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+def test_accuracy_counts_correct_answers() -> None:
+    class Constant(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.one_hot(torch.full((len(x),), 3), 10)
+
+    test = load_digits()[1]
+    assert accuracy(Constant(), loader(test, is_training=False)) == pytest.approx(test.labels.count(3) / 450)

@@ -1,0 +1,224 @@
+"""Operators read from models, state dicts and files, against the forward pass of the very modules."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from tiny import perturb, tiny
+from torch import nn
+
+from gmlp_vision.filters import FilterBank, extract
+
+GRID = (2, 3)  # not square, so that swapped axes and rows show
+TIMM = {"gmlp_ti16_224": (32, 48), "resmlp_12_224": (32, 48), "mixer_s32_224": (64, 96), "gmixer_12_224": (32, 48)}
+
+
+@pytest.fixture(scope="module", params=TIMM)
+def timm_model(request: pytest.FixtureRequest) -> nn.Module:
+    return perturb(timm.create_model(request.param, img_size=TIMM[request.param])).eval()
+
+
+def mixes(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What timm's block itself adds to (B, N, D) tokens by mixing them, all else switched off, in linear form."""
+    if hasattr(block, "norm1"):
+        block.norm1 = nn.Identity()
+        nn.init.zeros_(block.mlp_channels.fc2.weight)
+        nn.init.zeros_(block.mlp_channels.fc2.bias)
+        if hasattr(block, "ls1"):
+            nn.init.ones_(block.ls1)
+        else:
+            block.mlp_tokens.act = nn.Identity()
+        return block(x) - x
+    gate = block.mlp_channels.gate
+    gate.norm = nn.Identity()
+    return gate(torch.cat([torch.ones_like(x), x], dim=-1))
+
+
+def test_rows_are_output_tokens_in_the_modules_own_forward(timm_model: nn.Module) -> None:
+    bank = extract(timm_model)
+    (layer,) = bank.select([1], "token").layers
+    block = timm_model.blocks[1]
+    if hasattr(block, "mlp_tokens") and block.mlp_tokens.fc1.out_features == 2 * block.mlp_tokens.fc2.in_features:
+        half = block.mlp_tokens.fc2.in_features  # the gate's half, set to pass the value through
+        nn.init.zeros_(block.mlp_tokens.fc1.weight[half:].detach())
+        nn.init.ones_(block.mlp_tokens.fc1.bias[half:].detach())
+    dim = block.mlp_channels.fc1.in_features
+    with torch.no_grad():
+        for j in range(6):
+            one_hot = torch.zeros(1, 6, dim)
+            one_hot[:, j] = 1
+            column = mixes(block, one_hot)[0, :, 0]
+            torch.testing.assert_close(layer.matrix[:, j] + layer.bias, column, atol=2e-5, rtol=1e-5)
+    assert layer.matrix.std() > 0.01
+    assert (layer.matrix - layer.matrix.T).abs().max() > 0.01
+
+
+def test_every_token_mixer_of_timm_is_of_a_family_tested_here() -> None:
+    families = {name.split("_")[0] for name in timm.list_models(module="mlp_mixer")}
+    assert families == {name.split("_")[0] for name in TIMM}
+
+
+def test_layers_have_stable_names_a_grid_and_the_order_of_depth(timm_model: nn.Module) -> None:
+    bank = extract(timm_model)
+    assert bank.grid == GRID
+    assert bank.blocks == list(range(len(timm_model.blocks)))
+    assert [x.block for x in bank.layers] == sorted(x.block for x in bank.layers)
+    for layer in bank.layers:
+        assert layer.weight.shape[1:] == GRID
+        assert layer.name.startswith(f"blocks.{layer.block}.")
+        assert (layer.weight.shape[0] == 6) == (layer.kind == "token")
+
+
+def test_ours_reads_as_the_parameter_and_as_timms_with_the_same_weights() -> None:
+    model = tiny(img_size=(32, 48))
+    bank = extract(model)
+    assert [x.name for x in bank.layers] == [f"blocks.{i}.mlp_channels.gate.proj" for i in range(2)]
+    for layer, block in zip(bank.layers, model.blocks, strict=True):
+        proj = block.mlp_channels.gate.proj
+        assert torch.equal(layer.matrix, proj.weight)
+        assert torch.equal(layer.bias, proj.bias)
+        assert layer.grid == (4, 6)
+        assert torch.equal(layer.filter((1, 2)), proj.weight[1 * 6 + 2].reshape(4, 6))
+    same(bank, extract(model.state_dict(), grid=(4, 6)))
+
+
+def test_a_bank_stays_as_it_is_while_the_model_trains_on() -> None:
+    model = tiny()
+    bank = extract(model)
+    before = bank.layers[0].weight.clone()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert torch.equal(bank.layers[0].weight, before)
+
+
+def test_a_mixer_gives_its_two_layers_and_their_product() -> None:
+    model = perturb(timm.create_model("mixer_s32_224", img_size=(64, 96)))
+    reads, writes, product = extract(model).select([3]).layers
+    mlp = model.blocks[3].mlp_tokens
+    assert [x.kind for x in (reads, writes, product)] == ["hidden", "hidden", "token"]
+    assert torch.equal(reads.matrix, mlp.fc1.weight)
+    assert torch.equal(writes.matrix, mlp.fc2.weight.T)
+    torch.testing.assert_close(product.matrix, writes.matrix.T @ reads.matrix)
+    assert product.note == "ignores the non-linearity"
+    assert product.name == "blocks.3.mlp_tokens.product"
+    with pytest.raises(ValueError, match="rows are no tokens"):
+        reads.filter((0, 0))
+
+
+def test_a_gmixer_gives_value_and_gate_apart() -> None:
+    model = perturb(timm.create_model("gmixer_12_224", img_size=(32, 48)))
+    value, gate, writes, product = extract(model).select([0]).layers
+    fc1, k = model.blocks[0].mlp_tokens.fc1, writes.weight.shape[0]
+    assert (value.name, gate.name) == ("blocks.0.mlp_tokens.fc1.value", "blocks.0.mlp_tokens.fc1.gate")
+    assert torch.equal(value.matrix, fc1.weight[:k])
+    assert torch.equal(gate.matrix, fc1.weight[k:])
+    assert torch.equal(gate.bias, fc1.bias[k:])
+    torch.testing.assert_close(product.matrix, writes.matrix.T @ value.matrix)
+
+
+# -- sources --------------------------------------------------------------------------------------------------
+
+
+def same(a: FilterBank, b: FilterBank) -> None:
+    assert [x.name for x in a.layers] == [x.name for x in b.layers]
+    for x, y in zip(a.layers, b.layers, strict=True):
+        assert torch.equal(x.weight, y.weight)
+        assert torch.equal(x.bias, y.bias)
+
+
+def test_a_training_checkpoint_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    torch.save({"state_dict": model.state_dict(), "args": Namespace(lr=1e-3)}, tmp_path / "last.pth.tar")
+    expected = extract(model)
+
+    def built(*args: object) -> None:
+        raise AssertionError("a model was built")
+
+    monkeypatch.setattr(nn.Module, "__init__", built)
+    bank = extract(tmp_path / "last.pth.tar")
+    same(bank, expected)
+    assert bank.source == str(tmp_path / "last.pth.tar")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_args": {"img_size": [32, 48]}},
+        {"pretrained_cfg": {"input_size": [3, 32, 48]}},
+        {"model_args": {"img_size": 224}, "pretrained_cfg": {"input_size": [3, 32, 48]}},
+    ],
+)
+def test_the_config_of_a_folder_tells_the_grid(tmp_path: Path, config: dict[str, object]) -> None:
+    model = tiny(img_size=(32, 48))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "gmlp_ti16", **config}))
+    same(extract(tmp_path), extract(model))
+    assert extract(tmp_path).grid == (4, 6)
+
+
+def test_a_bare_state_dict_is_square_or_is_told() -> None:
+    square = tiny().state_dict()
+    assert extract(square).grid == (4, 4)
+    assert extract(square, grid=(2, 8)).grid == (2, 8)
+    wide = tiny(img_size=(32, 48)).state_dict()
+    with pytest.raises(ValueError, match=r"24 tokens.*grid=\(H, W\), or --grid H W"):
+        extract(wide)
+    with pytest.raises(ValueError, match="5 x 5, but the operators are over 24 tokens"):
+        extract(wide, grid=(5, 5))
+
+
+def test_prefixes_and_half_precision() -> None:
+    state = {f"module._orig_mod.{k}": v.bfloat16() for k, v in tiny().state_dict().items()}
+    bank = extract(state)
+    assert bank.layers[1].name == "blocks.1.mlp_channels.gate.proj"
+    assert bank.layers[1].weight.dtype == torch.float32
+
+
+def test_the_names_of_the_resmlp_authors() -> None:
+    state = {f"blocks.{i}.attn.{k}": v for i in (10, 9) for k, v in nn.Linear(4, 4).state_dict().items()}
+    assert [x.name for x in extract(state).layers] == ["blocks.9.attn", "blocks.10.attn"]
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
+
+def test_another_architecture_is_told_what_is_supported() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    with pytest.raises(ValueError, match=r"VisionTransformer has no spatial.*gmlp_\*.*resmlp_\*.*mixer_\*.*gmixer_\*"):
+        extract(model)
+    with pytest.raises(ValueError, match="among its 0 tensors"):
+        extract({})
+
+
+def test_two_networks_in_one_state_dict_are_refused() -> None:
+    state = tiny().state_dict()
+    both = {f"{who}.{k}": v for who in ("student", "teacher") for k, v in state.items()}
+    with pytest.raises(ValueError, match=r"more than once, also as teacher\.blocks\.0.*pass one network"):
+        extract(both)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_an_operator_that_is_not_square_is_refused(shape: tuple[int, int]) -> None:
+    state = {"blocks.0.mlp_channels.gate.proj.weight": torch.ones(shape)}
+    with pytest.raises(ValueError, match=r"gate\.proj\.weight is of shape .*expected \(N, N\)"):
+        extract(state, grid=(1, shape[1]))
+
+
+def test_half_a_mixer_is_refused() -> None:
+    reads = {"blocks.0.mlp_tokens.fc1.weight": torch.ones(5, 4)}
+    with pytest.raises(ValueError, match=r"no blocks\.0\.mlp_tokens\.fc2\.weight beside it"):
+        extract(reads)
+    with pytest.raises(ValueError, match=r"\(5, 4\).*\(4, 3\); expected"):
+        extract({**reads, "blocks.0.mlp_tokens.fc2.weight": torch.ones(4, 3)})
+
+
+def test_nan_names_its_layer() -> None:
+    model = tiny()
+    model.blocks[1].mlp_channels.gate.proj.weight.data[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"blocks\.1\.mlp_channels\.gate\.proj holds 1 values of 256"):
+        extract(model)

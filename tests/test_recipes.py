@@ -1,0 +1,177 @@
+"""The recipes against the options of timm's train.py, and the command that finds them.
+
+train.py takes any key of a --config file without a word, so a misspelt one does nothing. `data/train_options.yaml` is
+its list of options and their types; the script beside it makes that list anew from a checkout of timm.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import yaml
+
+import gmlp_vision  # noqa: F401 - registers the models
+from gmlp_vision.cli import main
+from gmlp_vision.recipes import recipes
+
+ROOT = Path(__file__).resolve().parent.parent
+OPTIONS = yaml.safe_load((ROOT / "tests/data/train_options.yaml").read_text())
+TYPES = {"bool": bool, "dict": dict, "float": float, "int": int, "str": str}
+HEADER = ("reproduces", "expected", "measured", "cost", "command", "CPU", "MPS")
+IMAGENET = {"gmlp_ti16_in1k": 1.00, "gmlp_s16_in1k": 0.95, "gmlp_b16_in1k": 0.80}  # survival probability, Table 1
+NAMES = [*IMAGENET, "gmlp_finetune", "gmlp_pico4_cifar10", "gmlp_smoke"]
+
+
+def has_type(value: object, kind: str) -> bool:
+    if kind.startswith("list"):
+        return isinstance(value, list) and all(has_type(item, kind[5:-1]) for item in value)
+    return type(value) is TYPES[kind]
+
+
+def faults(recipe: dict) -> list[str]:
+    """What train.py would do other than the recipe says, in silence."""
+    found = [f"{key}: no such option" for key in recipe if key not in OPTIONS]
+    found += [
+        f"{key}: {value!r} is no {OPTIONS[key]}"
+        for key, value in recipe.items()
+        if key in OPTIONS and not has_type(value, OPTIONS[key])
+    ]
+    if found:
+        return found
+    for key, default in (("min_lr", 0.0), ("warmup_lr", 1e-5)):
+        if recipe.get(key, default) >= recipe["lr"]:
+            found.append(f"{key}: not below lr")
+    if recipe.get("amp") and recipe.get("amp_dtype") != "bfloat16":
+        found.append("amp: in float16")
+    if "pretrained_path" in recipe and not recipe.get("pretrained"):
+        found.append("pretrained_path: ignored without pretrained")
+    if recipe.get("device_modules") != ["gmlp_vision"]:
+        found.append("device_modules: does not import the models")
+    return found
+
+
+def read(name: str) -> dict:
+    return yaml.safe_load(recipes()[name].read_text())
+
+
+def header(name: str) -> dict[str, str]:
+    lines = re.findall(r"^# ([A-Za-z0-9 ]+?): +(\S.*)$", recipes()[name].read_text(), flags=re.M)
+    return dict(lines)
+
+
+def test_all_recipes_are_known_here() -> None:
+    assert sorted(recipes()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_train_py_does_what_the_recipe_says(name: str) -> None:
+    assert faults(read(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("weight_dcay: 0.05", "weight_dcay"),
+        ("weight_decay: 1e-3", "weight_decay"),  # YAML 1.1 reads a string
+        ("warmup_epochs: 2.5", "warmup_epochs"),
+        ("scale: 0.5", "scale"),
+        ("min_lr: 0.01", "min_lr"),
+        ("lr: 1.0e-5", "warmup_lr"),
+        ("amp: true", "amp"),
+        ("pretrained_path: model.pth", "pretrained_path"),
+        ("device_modules: [timm]", "device_modules"),
+    ],
+)
+def test_a_fault_is_seen(line: str, fault: str) -> None:
+    good = {"device_modules": ["gmlp_vision"], "lr": 1e-3}
+    assert faults(good) == []
+    assert [found.split(":")[0] for found in faults({**good, **yaml.safe_load(line)})] == [fault]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_header_is_complete(name: str) -> None:
+    fields = header(name)
+    assert [key for key in HEADER if key not in fields] == []
+    assert f'--config "$(gmlp-vision recipe {name})" --data-dir ' in fields["command"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_exists(name: str) -> None:
+    recipe = read(name)
+    model = timm.create_model(
+        recipe["model"],
+        num_classes=recipe.get("num_classes"),
+        drop_rate=recipe.get("drop", 0.0),
+        drop_path_rate=recipe.get("drop_path"),
+        device="meta",
+        **recipe.get("model_kwargs", {}),
+    )
+    assert model.get_classifier().out_features == recipe.get("num_classes", 1000)
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_the_papers_batch_and_warm_up(name: str) -> None:
+    """Global batch 4096 on one GPU and on eight; 10,000 steps of warm-up, in whole epochs (appendix A.1)."""
+    recipe = read(name)
+    batch, steps = recipe["batch_size"], recipe["grad_accum_steps"]
+    on_eight = header(name)["8 GPUs"]
+    steps_on_eight = int(on_eight.split("--grad-accum-steps ")[1])
+    assert "--nproc-per-node 8 " in on_eight
+    assert batch * steps == 8 * batch * steps_on_eight == 4096
+    updates = -(-(1_281_167 // batch) // steps)  # the loader drops a last, smaller batch; the optimizer does not
+    assert recipe["warmup_epochs"] == round(10_000 / updates)
+
+
+def test_only_the_survival_probability_changes_with_size() -> None:
+    of_size = ("model", "drop_path", "batch_size", "grad_accum_steps")  # the last two: how 4096 is reached
+    shared = [{key: value for key, value in read(name).items() if key not in of_size} for name in IMAGENET]
+    assert shared[0] == shared[1] == shared[2]
+    assert {name: read(name)["drop_path"] for name in IMAGENET} == pytest.approx(
+        {name: 1 - survival for name, survival in IMAGENET.items()}
+    )
+
+
+def test_command_lists_names_and_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split()[0] for line in lines) == sorted(NAMES)
+    assert all(f"# {line.split(maxsplit=1)[1]}\n" in recipes()[line.split()[0]].read_text() for line in lines)
+
+
+def test_command_prints_the_path_in_the_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tests run on an editable install, whose recipes are those of the checkout."""
+    assert main(["recipe", "gmlp_smoke"]) == 0
+    assert capsys.readouterr().out == f"{ROOT / 'train' / 'gmlp_smoke.yaml'}\n"
+
+
+def test_unknown_name_is_one_line_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "gmlp_s16"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert all(word in err for word in ("'gmlp_s16'", *NAMES))
+
+
+@pytest.mark.slow
+def test_a_built_wheel_brings_the_recipes(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    command = "import sys; from gmlp_vision.cli import main; sys.exit(main())"
+    printed = subprocess.run(
+        [sys.executable, "-c", command, "recipe", "gmlp_s16_in1k"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert printed == f"{site / 'gmlp_vision' / 'train' / 'gmlp_s16_in1k.yaml'}\n"
+    assert {path.name for path in (site / "gmlp_vision/train").glob("*.yaml")} == {f"{name}.yaml" for name in NAMES}
+    assert Path(printed.strip()).read_bytes() == recipes()["gmlp_s16_in1k"].read_bytes()

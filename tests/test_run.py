@@ -1,0 +1,200 @@
+"""The launcher, with small scripts of the tests' own in a folder that looks like a checkout of timm."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import timm
+
+from gmlp_vision import search_path
+from gmlp_vision.cli import main
+from gmlp_vision.errors import UserError
+from gmlp_vision.run import find_script, run_script
+
+COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
+MODULE = [sys.executable, "-m", "gmlp_vision.run"]
+
+# What a script of timm does: imports timm and a module beside it, makes a model, loads data in worker processes.
+PROBE = """
+import json, sys
+import sibling, timm
+from torch.utils.data import DataLoader, Dataset
+
+class Files(Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, i):
+        return timm.__file__
+
+if __name__ == "__main__":
+    model = timm.create_model("gmlp_pico4", depth=1)
+    seen = {
+        start: [file for batch in DataLoader(Files(), num_workers=1, multiprocessing_context=start) for file in batch]
+        for start in ("fork", "spawn")
+    }
+    print(json.dumps({"argv": sys.argv, "timm": timm.__file__, "sibling": sibling.WORD, "workers": seen,
+                      "model": type(model).__module__}))
+    sys.exit(7)
+"""
+
+GLOO = """
+import timm, torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = timm.create_model("gmlp_pico4", depth=1, embed_dim=16)
+torch.manual_seed(dist.get_rank())
+torch.nn.init.normal_(model.head.weight)
+model = torch.nn.parallel.DistributedDataParallel(model)
+loss = model(torch.randn(2, 3, 32, 32)).square().mean()
+loss.backward()
+total = model.module.head.weight.grad.sum()
+both = [torch.zeros(()) for _ in range(2)]
+dist.all_gather(both, total)
+print("gradients", dist.get_rank(), bool(both[0] == both[1] != 0), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with scripts, a module beside them, and a timm/ that must not be imported."""
+    folder = tmp_path / "checkout"
+    (folder / "timm").mkdir(parents=True)
+    (folder / "timm/__init__.py").write_text("raise ImportError('this is the timm of the checkout')")
+    (folder / "sibling.py").write_text("WORD = 'beside'")
+    (folder / "probe.py").write_text(PROBE)
+    (folder / "gloo.py").write_text(GLOO)
+    return folder
+
+
+@pytest.fixture
+def process_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gives sys.path and sys.argv back to the tests that run a script in this process."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.delenv("TIMM_SCRIPTS", raising=False)
+    yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [[COMMAND, "run"], MODULE], ids=["command", "module"])
+def test_the_installed_timm_is_used_in_a_checkout(launcher: list[str], checkout: Path) -> None:
+    done = subprocess.run([*launcher, "probe.py", "--size", "8", "-h"], cwd=checkout, capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen == {
+        "argv": [str(checkout / "probe.py"), "--size", "8", "-h"],
+        "timm": timm.__file__,
+        "sibling": "beside",
+        "workers": {"fork": [timm.__file__] * 2, "spawn": [timm.__file__] * 2},
+        "model": "gmlp_vision.models.gmlp",
+    }
+
+
+@pytest.mark.slow
+def test_two_processes_under_torchrun(checkout: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "gmlp_vision.run", "gloo.py"],
+        cwd=checkout,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["gradients 0 True", "gradients 1 True"]
+
+
+def test_a_script_runs_as_main_with_its_arguments(
+    process_state: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "say.py").write_text("import sys, timm\nprint(__name__, sys.argv[1:], timm.is_model('gmlp_s16'))")
+    assert main(["run", str(tmp_path / "say.py"), "--config", "x.yaml", "--help", "data"]) == 0
+    assert capsys.readouterr().out == "__main__ ['--config', 'x.yaml', '--help', 'data'] True\n"
+    assert sys.path[-1] == str(tmp_path.resolve())
+
+
+@pytest.mark.parametrize("status", [0, 3, "it is wrong"])
+def test_exit_status_passes_through(process_state: None, tmp_path: Path, status: object) -> None:
+    (tmp_path / "end.py").write_text(f"import sys\nsys.exit({status!r})")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "end.py")])
+    assert ended.value.code == status
+
+
+def test_the_scripts_own_error_keeps_its_traceback(
+    process_state: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command line explains its own errors in a line, a ValueError among them; a script's is another matter."""
+    script = tmp_path / "fail.py"
+    script.write_text("def inner():\n    raise ValueError('of the script')\ninner()")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(script)])
+    assert ended.value.code == 1
+    err = capsys.readouterr().err
+    assert f'File "{script.resolve()}", line 2, in inner' in err
+    assert err.endswith("ValueError: of the script\n")
+    with pytest.raises(ValueError, match="of the script"):
+        run_script(script, [])
+
+
+def test_a_bare_name_is_looked_up(process_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, scripts = tmp_path / "here", tmp_path / "scripts"
+    for path in (here / "a.py", here / "b.py", scripts / "a.py", scripts / "c.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    monkeypatch.chdir(here)
+    assert find_script("a.py") == here / "a.py"
+    monkeypatch.setenv("TIMM_SCRIPTS", str(scripts))
+    assert find_script("a.py") == scripts / "a.py"
+    assert find_script("b.py") == here / "b.py"
+    assert find_script("c.py") == scripts / "c.py"
+    assert find_script("./a.py") == here / "a.py"  # a path, so not looked up
+    with pytest.raises(UserError):
+        find_script("./c.py")
+
+
+def test_a_missing_script_says_how_to_get_it(
+    process_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIMM_SCRIPTS", str(tmp_path))
+    assert main(["run", "validate.py", "--model", "gmlp_s16"]) == 2
+    err = capsys.readouterr().err
+    clone = f"git clone --depth 1 --branch v{timm.__version__} https://github.com/huggingface/pytorch-image-models"
+    assert clone in err
+    assert str(tmp_path / "validate.py") in err
+    assert err.count("\n") == 1
+
+
+def test_put_last(process_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sys.path[:] = ["", "/first", str(tmp_path), "/second"]
+    monkeypatch.chdir(tmp_path)
+    search_path.put_last(tmp_path)
+    assert sys.path == ["/first", "/second", str(tmp_path.resolve())]
+    search_path.put_last("/new")
+    assert sys.path[-2:] == [str(tmp_path.resolve()), "/new"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "orig_argv", "moves"),
+    [
+        (["-m", "x.py"], ["python", "-u", "-m", "gmlp_vision.run", "x.py"], True),
+        (["-m", "x.py"], ["python", "-m", "mine.train", "x.py"], False),
+        (["x.py", "gmlp_vision.run"], ["python", "x.py", "gmlp_vision.run"], False),
+        ([], ["python"], False),
+    ],
+)
+def test_only_the_launcher_moves_the_current_folder(
+    process_state: None, monkeypatch: pytest.MonkeyPatch, argv: list[str], orig_argv: list[str], moves: bool
+) -> None:
+    here = os.getcwd()
+    sys.path[:] = [here, "/site"]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", orig_argv)
+    search_path.prefer_installed_timm()
+    assert sys.path == (["/site", os.path.realpath(here)] if moves else [here, "/site"])
