@@ -13,7 +13,7 @@ from gmlp_vision.errors import UserError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit status: 0, or 2 with one line on stderr where the user can mend it."""
-    args = _parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
         args.call(args)
         sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     from gmlp_vision import __version__
 
     parser = argparse.ArgumentParser(prog="gmlp-vision", description="gMLP for timm.")
@@ -41,11 +41,72 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_convert(commands: Any) -> None:
+    parser = commands.add_parser("convert", help="weights to other names, another image size or class count")
+    parser.add_argument("source", metavar="IN", help="file, folder, hf-hub:OWNER/NAME or model name")
+    parser.add_argument(
+        "out", metavar="OUT", help="file (.safetensors, .pth) or new folder (with config.json)"
+    )
+    names = ("timm", "lucidrains", "jaketae")
+    pair: dict[str, Any] = {"nargs": 2, "type": int, "metavar": ("H", "W")}
+    parser.add_argument(
+        "--from", dest="layout", choices=names, help="whose names IN has (default: told by them)"
+    )
+    parser.add_argument("--to", choices=names, help="whose names OUT gets (default: this package's)")
+    parser.add_argument("--img-size", **pair, help="of the image, in pixels (default: as in IN)")
+    parser.add_argument("--grid", **pair, help="of the tokens in IN, where it does not state its image size")
+    parser.add_argument(
+        "--patch-size", **pair, help="of a patch in IN, in pixels, where its shape leaves it open"
+    )
+    parser.add_argument(
+        "--num-classes", type=int, metavar="N", help="another count than in IN gives a new head"
+    )
+    parser.add_argument(
+        "--weights", choices=("raw", "ema"), default="auto", help="(default: ema where there is)"
+    )
+    parser.set_defaults(call=_convert)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    from gmlp_vision.checkpoints import convert_file
+
+    sizes = {
+        name: tuple(value) if value else None
+        for name, value in (("img_size", args.img_size), ("grid", args.grid), ("patch_size", args.patch_size))
+    }
+    chosen = {"layout": args.layout, "to": args.to, "num_classes": args.num_classes, "weights": args.weights}
+    print(convert_file(args.source, args.out, **sizes, **chosen))
+    print(f"wrote {args.out}")
+
+
+def _add_info(commands: Any) -> None:
+    parser = commands.add_parser(
+        "info", help="what a checkpoint or a model name is: sizes, grid, sha256, ..."
+    )
+    parser.add_argument("source", metavar="FILE|NAME", help="file, folder, hf-hub:OWNER/NAME or model name")
+    parser.set_defaults(call=_info)
+
+
+def _info(args: argparse.Namespace) -> None:
+    from gmlp_vision.checkpoints import describe
+
+    for title, value in describe(args.source).items():
+        print(f"{title:<14}{value}")
+
+
 def _add_demo(commands: Any) -> None:
-    parser = commands.add_parser("demo", help="train a small gMLP on scikit-learn's digits, in about a minute")
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder to make (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=40, help="passes over the images (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and augmentation (default: %(default)s)")
+    parser = commands.add_parser(
+        "demo", help="train a small gMLP on scikit-learn's digits, in about a minute"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/demo"), help="folder to make (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=40, help="passes over the images (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights and augmentation (default: %(default)s)"
+    )
     parser.set_defaults(call=_demo)
 
 
@@ -62,8 +123,56 @@ def _demo(args: argparse.Namespace) -> None:
     print(f'the model again: timm.create_model("local-dir:{args.output}", pretrained=True)')
 
 
+def _add_filters(commands: Any) -> None:
+    parser = commands.add_parser(
+        "filters", help="what a network learned about space: statistics, a figure, a page to explore"
+    )
+    parser.add_argument("what", metavar="WHAT", help="file, folder, hf-hub:OWNER/NAME or model name")
+    parser.add_argument("-o", "--out", type=Path, help="figure to write: .png, .pdf or .svg")
+    parser.add_argument(
+        "--draw",
+        choices=("filters", "kernels", "stats", "units"),
+        default="filters",
+        help="of the figure: single filters, mean kernels, statistics over depth, hidden units of a mixer",
+    )
+    parser.add_argument("--layers", help="of the figure, counted from 0: 1,5,10-20")
+    parser.add_argument("--tokens", help="of the figure: center,corners or grid:4 or ROW,COLUMN;...")
+    parser.add_argument("--scale", help="what in the figure shares one: figure, layer or picture")
+    parser.add_argument("--stats", type=Path, help="statistics to write: .csv or .json")
+    parser.add_argument("--html", type=Path, help="page to write: one file, no network needed to open it")
+    parser.add_argument("--image", type=Path, help="picture to lay under the grid of the page")
+    parser.add_argument("--grid", type=int, nargs=2, metavar=("H", "W"), help="of the tokens, if not known")
+    parser.set_defaults(call=_filters)
+
+
+def _filters(args: argparse.Namespace) -> None:
+    from gmlp_vision.filters import extract, format_stats, plot, save_figure, write_explorer, write_stats
+    from gmlp_vision.filters.table import untrained_notice
+
+    if not args.out and (args.layers or args.tokens or args.scale):
+        raise UserError("--layers, --tokens and --scale are of the figure: name it with -o FILE.png")
+    if args.image and not args.html:
+        raise UserError("--image lies under the grid of the page: name it with --html FILE.html")
+    bank = extract(args.what, tuple(args.grid) if args.grid else None)
+    stats = bank.stats()
+    print(format_stats(stats))
+    if notice := untrained_notice(stats):
+        print(notice)
+    if args.out:
+        save_figure(plot(bank, args.draw, args.layers, args.tokens, args.scale), args.out)
+        print(f"wrote {args.out}")
+    if args.stats:
+        write_stats(stats, args.stats)
+        print(f"wrote {args.stats}")
+    if args.html:
+        error = write_explorer(bank, args.html, args.image)
+        print(f"wrote {args.html}: {args.html.stat().st_size / 1e6:.1f} MB, weights within {error:.1g}")
+
+
 def _add_recipe(commands: Any) -> None:
-    parser = commands.add_parser("recipe", help="list the recipes for timm's train.py, or print the path of one")
+    parser = commands.add_parser(
+        "recipe", help="list the recipes for timm's train.py, or print the path of one"
+    )
     parser.add_argument("name", metavar="NAME", nargs="?", help="print its path, for train.py --config")
     parser.set_defaults(call=_recipe)
 
@@ -81,7 +190,9 @@ def _recipe(args: argparse.Namespace) -> None:
 def _add_run(commands: Any) -> None:
     from gmlp_vision.run import add_arguments
 
-    parser = commands.add_parser("run", help="run a script of timm (validate.py, inference.py, ...) with these models")
+    parser = commands.add_parser(
+        "run", help="run a script of timm (validate.py, inference.py, ...) with these models"
+    )
     add_arguments(parser)
     parser.set_defaults(call=_run)
 
@@ -97,4 +208,4 @@ def _run(args: argparse.Namespace) -> None:
         raise SystemExit(1) from None
 
 
-COMMANDS: tuple[Any, ...] = (_add_demo, _add_recipe, _add_run)
+COMMANDS: tuple[Any, ...] = (_add_convert, _add_demo, _add_filters, _add_info, _add_recipe, _add_run)

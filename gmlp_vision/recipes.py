@@ -1,4 +1,7 @@
-"""The recipes for timm's train.py, and where they lie: `train/` of a checkout, `gmlp_vision/train/` of an installed wheel."""
+"""The recipes for timm's train.py, and where they lie.
+
+In a checkout, so in an editable install too: `train/` at the root. In a wheel: `gmlp_vision/train/`.
+"""
 
 from pathlib import Path
 

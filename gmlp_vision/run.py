@@ -4,8 +4,8 @@
     python -m gmlp_vision.run validate.py --model gmlp_s16 ...
     torchrun --nproc-per-node 8 -m gmlp_vision.run train.py --model gmlp_s16 ...
 
-Of timm's scripts only train.py can import a plugin by itself. In a checkout they lie beside a timm/ of their own, which
-may be another version; here the installed one is used.
+Of timm's scripts only train.py can import a plugin by itself. In a checkout they lie beside a timm/ of their
+own, which may be another version; here the installed one is used.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def find_script(script: str) -> Path:
     """The file of a script.
 
     Args:
-        script: A path, or a bare name that is looked up in the folder $TIMM_SCRIPTS and then in the current one.
+        script: A path, or a bare name, looked up in the folder $TIMM_SCRIPTS and then in the current one.
 
     Raises:
         UserError: There is no such file; the message tells how to get timm's scripts.
@@ -37,11 +37,11 @@ def find_script(script: str) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()
+    tag, home = f"v{timm.__version__}", "https://github.com/huggingface/pytorch-image-models"
     raise UserError(
-        f"no script at {' or '.join(str(candidate) for candidate in candidates)}. timm's package does not hold its scripts; "
-        f"they come with: git clone --depth 1 --branch v{timm.__version__} "
-        "https://github.com/huggingface/pytorch-image-models -- then name a script by its path, or set TIMM_SCRIPTS to "
-        "that folder"
+        f"no script at {' or '.join(map(str, candidates))}. timm's package holds none of its scripts: "
+        f"git clone --depth 1 --branch {tag} {home} brings them; then give a script's path, or set "
+        "TIMM_SCRIPTS to that folder"
     )
 
 
@@ -59,8 +59,8 @@ def run_script(script: Path, args: Sequence[str]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """SCRIPT [ARGS...], for this module and for `gmlp-vision run`."""
-    parser.add_argument("script", metavar="SCRIPT", help="path, or name in $TIMM_SCRIPTS or the current folder")
-    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="handed to the script as they are")
+    parser.add_argument("script", metavar="SCRIPT", help="path, or name in $TIMM_SCRIPTS or here")
+    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="of the script")
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ def put_last(folder: str | os.PathLike[str]) -> None:
 def prefer_installed_timm() -> None:
     """Under `python -m gmlp_vision.run`, moves the current folder from the head of sys.path to its end.
 
-    In a checkout of timm the current folder has a timm/ of its own, maybe of another version. Python imports the
-    package before run.py, and the package imports timm, so this is called at the package's own import.
+    In a checkout of timm the current folder has a timm/ of its own, maybe of another version. Python imports
+    the package before run.py, and the package imports timm, so this is called at the package's own import.
     """
-    launched = sys.argv[:1] == ["-m"] and "gmlp_vision.run" in sys.orig_argv  # '-m' until the module has been found
-    if launched and os.getcwd() in sys.path:
+    looking_for_module = sys.argv[:1] == ["-m"]
+    if looking_for_module and "gmlp_vision.run" in sys.orig_argv and os.getcwd() in sys.path:
         put_last(os.getcwd())

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -73,14 +72,14 @@ def test_without_scikit_learn_the_error_says_what_to_install(tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing_and_no_traceback(tmp_path: Path) -> None:
-    process = subprocess.Popen([COMMAND, "demo"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    shown = ""
-    deadline = time.monotonic() + 120
-    while "batch" not in shown and time.monotonic() < deadline:
-        shown += process.stderr.read(1)
-    process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=60)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([COMMAND, "demo"], cwd=tmp_path, **pipes) as process:
+        shown = ""
+        while "batch" not in shown:
+            shown += process.stderr.read(1)
+            assert process.poll() is None, shown
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert "interrupted" in rest
     assert "Traceback" not in rest

@@ -14,7 +14,12 @@ from torch import nn
 from gmlp_vision.filters import FilterBank, extract
 
 GRID = (2, 3)  # not square, so that swapped axes and rows show
-TIMM = {"gmlp_ti16_224": (32, 48), "resmlp_12_224": (32, 48), "mixer_s32_224": (64, 96), "gmixer_12_224": (32, 48)}
+TIMM = {
+    "gmlp_ti16_224": (32, 48),
+    "resmlp_12_224": (32, 48),
+    "mixer_s32_224": (64, 96),
+    "gmixer_12_224": (32, 48),
+}
 
 
 @pytest.fixture(scope="module", params=TIMM)
@@ -23,7 +28,7 @@ def timm_model(request: pytest.FixtureRequest) -> nn.Module:
 
 
 def mixes(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What timm's block itself adds to (B, N, D) tokens by mixing them, all else switched off, in linear form."""
+    """What timm's block itself adds to (B, N, D) tokens by mixing them, in linear form, all else off."""
     if hasattr(block, "norm1"):
         block.norm1 = nn.Identity()
         nn.init.zeros_(block.mlp_channels.fc2.weight)
@@ -42,7 +47,10 @@ def test_rows_are_output_tokens_in_the_modules_own_forward(timm_model: nn.Module
     bank = extract(timm_model)
     (layer,) = bank.select([1], "token").layers
     block = timm_model.blocks[1]
-    if hasattr(block, "mlp_tokens") and block.mlp_tokens.fc1.out_features == 2 * block.mlp_tokens.fc2.in_features:
+    if (
+        hasattr(block, "mlp_tokens")
+        and block.mlp_tokens.fc1.out_features == 2 * block.mlp_tokens.fc2.in_features
+    ):
         half = block.mlp_tokens.fc2.in_features  # the gate's half, set to pass the value through
         nn.init.zeros_(block.mlp_tokens.fc1.weight[half:].detach())
         nn.init.ones_(block.mlp_tokens.fc1.bias[half:].detach())
@@ -121,7 +129,7 @@ def test_a_gmixer_gives_value_and_gate_apart() -> None:
     torch.testing.assert_close(product.matrix, writes.matrix.T @ value.matrix)
 
 
-# -- sources --------------------------------------------------------------------------------------------------
+# -- sources -------------------------------------------------------------------------------------------------
 
 
 def same(a: FilterBank, b: FilterBank) -> None:
@@ -184,12 +192,14 @@ def test_the_names_of_the_resmlp_authors() -> None:
     assert [x.name for x in extract(state).layers] == ["blocks.9.attn", "blocks.10.attn"]
 
 
-# -- refusals -------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------
 
 
 def test_another_architecture_is_told_what_is_supported() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
-    with pytest.raises(ValueError, match=r"VisionTransformer has no spatial.*gmlp_\*.*resmlp_\*.*mixer_\*.*gmixer_\*"):
+    with pytest.raises(
+        ValueError, match=r"VisionTransformer has no spatial.*gmlp_\*.*resmlp_\*.*mixer_\*.*gmixer_\*"
+    ):
         extract(model)
     with pytest.raises(ValueError, match="among its 0 tensors"):
         extract({})

@@ -1,4 +1,4 @@
-"""Statistics of token operators, against their formulas written out slowly and against operators of known form."""
+"""Statistics of operators, against their formulas written out slowly and operators of known form."""
 
 import math
 
@@ -94,7 +94,9 @@ def test_effective_rank_is_the_exponential_of_an_entropy(shape: tuple[int, int],
     # by the eigenvalues of the Gram matrix, a way that shares nothing with an SVD
     sigma = torch.linalg.eigvalsh(weight @ weight.T).clamp(min=0).sqrt().tolist()
     p = [s / sum(sigma) for s in sigma if s > 1e-7]
-    assert measure.effective_rank(weight) == pytest.approx(math.exp(-sum(x * math.log(x) for x in p)), abs=1e-5)
+    assert measure.effective_rank(weight) == pytest.approx(
+        math.exp(-sum(x * math.log(x) for x in p)), abs=1e-5
+    )
 
 
 @given(st.integers(1, 6), st.integers(0, 9))

@@ -1,9 +1,12 @@
 """The recipes against the options of timm's train.py, and the command that finds them.
 
-train.py takes any key of a --config file without a word, so a misspelt one does nothing. `data/train_options.yaml` is
-its list of options and their types; the script beside it makes that list anew from a checkout of timm.
+train.py takes any key of a --config file without a word, so a misspelt one does nothing. The list of its
+options and their types is `data/train_options.yaml`; the script beside it makes that list anew.
 """
 
+import math
+import os
+import random
 import re
 import subprocess
 import sys
@@ -12,6 +15,8 @@ from pathlib import Path
 import pytest
 import timm
 import yaml
+from PIL import Image
+from timm.data import create_transform
 
 import gmlp_vision  # noqa: F401 - registers the models
 from gmlp_vision.cli import main
@@ -21,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = yaml.safe_load((ROOT / "tests/data/train_options.yaml").read_text())
 TYPES = {"bool": bool, "dict": dict, "float": float, "int": int, "str": str}
 HEADER = ("reproduces", "expected", "measured", "cost", "command", "CPU", "MPS")
-IMAGENET = {"gmlp_ti16_in1k": 1.00, "gmlp_s16_in1k": 0.95, "gmlp_b16_in1k": 0.80}  # survival probability, Table 1
+# survival probability, Table 1
+IMAGENET = {"gmlp_ti16_in1k": 1.00, "gmlp_s16_in1k": 0.95, "gmlp_b16_in1k": 0.80}
 NAMES = [*IMAGENET, "gmlp_finetune", "gmlp_pico4_cifar10", "gmlp_smoke"]
 
 
@@ -62,11 +68,11 @@ def header(name: str) -> dict[str, str]:
     return dict(lines)
 
 
-def test_all_recipes_are_known_here() -> None:
-    assert sorted(recipes()) == sorted(NAMES)
+def test_the_recipes_are_there() -> None:
+    assert set(recipes()) >= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", recipes())
 def test_train_py_does_what_the_recipe_says(name: str) -> None:
     assert faults(read(name)) == []
 
@@ -91,14 +97,14 @@ def test_a_fault_is_seen(line: str, fault: str) -> None:
     assert [found.split(":")[0] for found in faults({**good, **yaml.safe_load(line)})] == [fault]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", recipes())
 def test_header_is_complete(name: str) -> None:
     fields = header(name)
     assert [key for key in HEADER if key not in fields] == []
     assert f'--config "$(gmlp-vision recipe {name})" --data-dir ' in fields["command"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", recipes())
 def test_model_exists(name: str) -> None:
     recipe = read(name)
     model = timm.create_model(
@@ -112,6 +118,20 @@ def test_model_exists(name: str) -> None:
     assert model.get_classifier().out_features == recipe.get("num_classes", 1000)
 
 
+def augment(policy: str, draws: int = 1000) -> None:
+    transform = create_transform(16, is_training=True, auto_augment=policy, color_jitter=0.0)
+    random.seed(0)
+    image = Image.effect_noise((16, 16), 64).convert("RGB")
+    for _ in range(draws):
+        transform(image)
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if "aa" in read(name)])
+def test_augmentation_does_not_fail(name: str) -> None:
+    """Some of timm's policies posterize to 0 bits now and then; Pillow 13 refuses and training stops."""
+    augment(read(name)["aa"])
+
+
 @pytest.mark.parametrize("name", IMAGENET)
 def test_the_papers_batch_and_warm_up(name: str) -> None:
     """Global batch 4096 on one GPU and on eight; 10,000 steps of warm-up, in whole epochs (appendix A.1)."""
@@ -121,7 +141,9 @@ def test_the_papers_batch_and_warm_up(name: str) -> None:
     steps_on_eight = int(on_eight.split("--grad-accum-steps ")[1])
     assert "--nproc-per-node 8 " in on_eight
     assert batch * steps == 8 * batch * steps_on_eight == 4096
-    updates = -(-(1_281_167 // batch) // steps)  # the loader drops a last, smaller batch; the optimizer does not
+    updates = math.ceil(
+        1_281_167 // batch / steps
+    )  # the loader drops a smaller last batch, the optimizer none
     assert recipe["warmup_epochs"] == round(10_000 / updates)
 
 
@@ -137,7 +159,7 @@ def test_only_the_survival_probability_changes_with_size() -> None:
 def test_command_lists_names_and_titles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sorted(line.split()[0] for line in lines) == sorted(NAMES)
+    assert [line.split()[0] for line in lines] == list(recipes())
     assert all(f"# {line.split(maxsplit=1)[1]}\n" in recipes()[line.split()[0]].read_text() for line in lines)
 
 
@@ -161,17 +183,17 @@ def test_a_built_wheel_brings_the_recipes(tmp_path: Path) -> None:
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     site = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, capture_output=True)
     command = "import sys; from gmlp_vision.cli import main; sys.exit(main())"
     printed = subprocess.run(
         [sys.executable, "-c", command, "recipe", "gmlp_s16_in1k"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(site)},
+        env={**os.environ, "PYTHONPATH": str(site)},
         check=True,
         capture_output=True,
         text=True,
     ).stdout
     assert printed == f"{site / 'gmlp_vision' / 'train' / 'gmlp_s16_in1k.yaml'}\n"
-    assert {path.name for path in (site / "gmlp_vision/train").glob("*.yaml")} == {f"{name}.yaml" for name in NAMES}
+    assert {path.stem for path in (site / "gmlp_vision/train").glob("*.yaml")} == set(recipes())
     assert Path(printed.strip()).read_bytes() == recipes()["gmlp_s16_in1k"].read_bytes()

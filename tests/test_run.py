@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from gmlp_vision.run import find_script, run_script
 COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
 MODULE = [sys.executable, "-m", "gmlp_vision.run"]
 
-# What a script of timm does: imports timm and a module beside it, makes a model, loads data in worker processes.
+# What a script of timm does: imports timm and a module beside it, makes a model, loads data in workers.
 PROBE = """
 import json, sys
 import sibling, timm
@@ -33,7 +32,7 @@ class Files(Dataset):
 if __name__ == "__main__":
     model = timm.create_model("gmlp_pico4", depth=1)
     seen = {
-        start: [file for batch in DataLoader(Files(), num_workers=1, multiprocessing_context=start) for file in batch]
+        start: [x for b in DataLoader(Files(), num_workers=1, multiprocessing_context=start) for x in b]
         for start in ("fork", "spawn")
     }
     print(json.dumps({"argv": sys.argv, "timm": timm.__file__, "sibling": sibling.WORD, "workers": seen,
@@ -73,18 +72,19 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def process_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def process_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives sys.path and sys.argv back to the tests that run a script in this process."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.delenv("TIMM_SCRIPTS", raising=False)
-    yield
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [[COMMAND, "run"], MODULE], ids=["command", "module"])
 def test_the_installed_timm_is_used_in_a_checkout(launcher: list[str], checkout: Path) -> None:
-    done = subprocess.run([*launcher, "probe.py", "--size", "8", "-h"], cwd=checkout, capture_output=True, text=True)
+    done = subprocess.run(
+        [*launcher, "probe.py", "--size", "8", "-h"], cwd=checkout, capture_output=True, text=True
+    )
     assert done.returncode == 7, done.stderr
     seen = json.loads(done.stdout)
     assert seen == {
@@ -113,7 +113,9 @@ def test_two_processes_under_torchrun(checkout: Path) -> None:
 def test_a_script_runs_as_main_with_its_arguments(
     process_state: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "say.py").write_text("import sys, timm\nprint(__name__, sys.argv[1:], timm.is_model('gmlp_s16'))")
+    (tmp_path / "say.py").write_text(
+        "import sys, timm\nprint(__name__, sys.argv[1:], timm.is_model('gmlp_s16'))"
+    )
     assert main(["run", str(tmp_path / "say.py"), "--config", "x.yaml", "--help", "data"]) == 0
     assert capsys.readouterr().out == "__main__ ['--config', 'x.yaml', '--help', 'data'] True\n"
     assert sys.path[-1] == str(tmp_path.resolve())
@@ -130,7 +132,7 @@ def test_exit_status_passes_through(process_state: None, tmp_path: Path, status:
 def test_the_scripts_own_error_keeps_its_traceback(
     process_state: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command line explains its own errors in a line, a ValueError among them; a script's is another matter."""
+    """The command line puts its own errors on one line, a ValueError among them, but not a script's."""
     script = tmp_path / "fail.py"
     script.write_text("def inner():\n    raise ValueError('of the script')\ninner()")
     with pytest.raises(SystemExit) as ended:
@@ -143,7 +145,9 @@ def test_the_scripts_own_error_keeps_its_traceback(
         run_script(script, [])
 
 
-def test_a_bare_name_is_looked_up(process_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_name_is_looked_up(
+    process_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, scripts = tmp_path / "here", tmp_path / "scripts"
     for path in (here / "a.py", here / "b.py", scripts / "a.py", scripts / "c.py"):
         path.parent.mkdir(exist_ok=True)

@@ -1,7 +1,17 @@
 """Weights in three verbs: load (bytes to tensors), convert (others' names to ours), adapt (to this model)."""
 
+from gmlp_vision.checkpoints.convert_file import convert_file
+from gmlp_vision.checkpoints.describe import describe
 from gmlp_vision.checkpoints.into_model import checkpoint_filter_fn, load_checkpoint
 from gmlp_vision.checkpoints.load import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
 
-__all__ = ["Checkpoint", "Report", "checkpoint_filter_fn", "load_checkpoint", "read_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "Report",
+    "checkpoint_filter_fn",
+    "convert_file",
+    "describe",
+    "load_checkpoint",
+    "read_checkpoint",
+]

@@ -1,4 +1,4 @@
-"""Our weights to this model: every tensor of the file and of the model is accounted for, or there is an error.
+"""Our weights to this model. Every tensor of the file and of the model is accounted for, or it is an error.
 
 Shapes: N tokens, D width, C image channels, P x P' pixels of a patch, K classes.
 """
@@ -11,7 +11,7 @@ from timm.layers import resample_patch_embed
 from timm.models import adapt_input_conv
 from torch import nn
 
-from gmlp_vision.checkpoints.grid import Grid, source_grid
+from gmlp_vision.checkpoints.grid import GUESSED, Grid, source_grid
 from gmlp_vision.checkpoints.report import Report, first_five
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import resample_bias, resample_operator
@@ -32,8 +32,8 @@ def adapt(
 ) -> Tensors:
     """A state dict for `model`, complete and in its shapes and dtypes, from one in our names.
 
-    W and b are carried to the model's grid, the stem to its channels and its patch. Where the class counts differ
-    the result holds the model's own head. The model itself is not touched.
+    W and b are carried to the model's grid, the stem to its channels and its patch. Where the class counts
+    differ the result holds the model's own head. The model itself is not touched.
 
     Args:
         state_dict: As `to_ours` returns it.
@@ -60,7 +60,7 @@ def adapt(
 
 
 def _settle_head(tensors: Tensors, own: Tensors, report: Report) -> None:
-    """Only the class count of a head may differ; then, and where the file has no head, the model keeps its own."""
+    """Only a head's class count may differ; then, or where the file has no head, the model keeps its own."""
     theirs, ours = [name for name in HEAD if name in tensors], [name for name in HEAD if name in own]
     if theirs and not ours:
         why = "the model has no head"
@@ -89,8 +89,9 @@ def _check_names(tensors: Tensors, own: Tensors, source: str) -> None:
     missing, unexpected = [n for n in own if n not in tensors], [n for n in tensors if n not in own]
     if missing or unexpected:
         raise CheckpointError(
-            f"{source} does not hold this model's weights. In the model, not in the file: "
-            f"{first_five(missing) or 'none'}. In the file, not in the model: {first_five(unexpected) or 'none'}"
+            f"{source} does not hold this model's weights. "
+            f"In the model, not in the file: {first_five(missing) or 'none'}. "
+            f"In the file, not in the model: {first_five(unexpected) or 'none'}"
         )
     integers = [f"{name} ({t.dtype})" for name, t in tensors.items() if not t.is_floating_point()]
     if integers:
@@ -117,7 +118,7 @@ def _carry_tokens(
         tensors[bias] = resample_bias(tensors[bias], old, new)
         said = f"grid {old[0]} x {old[1]} ({how}) to {new[0]} x {new[1]}"
         report.adapted |= {weight: said, bias: said}
-        if how.startswith("guessed"):
+        if how == GUESSED:
             report.notes = [f"the file's grid of {old[0]} x {old[1]} tokens is {how}"]
 
 
@@ -142,8 +143,8 @@ def _check_shapes(tensors: Tensors, own: Tensors, source: str) -> None:
     if wrong:
         both = [f"{name} {tuple(tensors[name].shape)} for {tuple(own[name].shape)}" for name in wrong]
         raise CheckpointError(
-            f"{source} has tensors of other shapes than this model: {first_five(both)}. It belongs to a model of "
-            "another size"
+            f"{source} belongs to a model of another size. These tensors cannot be brought to the shapes "
+            f"of this one: {first_five(both)}"
         )
 
 
@@ -160,5 +161,5 @@ def _check_finite(tensors: Tensors, source: str) -> None:
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
         raise CheckpointError(
-            f"{source} holds NaN or infinity in {first_five(broken)}: the training diverged, or the file is damaged"
+            f"{source} holds NaN or infinity in {first_five(broken)}: its training diverged, or it is damaged"
         )

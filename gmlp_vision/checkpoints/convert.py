@@ -1,6 +1,6 @@
 """Other people's names for gMLP's tensors to ours, which are timm's, and back.
 
-In every layout a tensor is the same numbers under another name and in another shape. What differs beside that, such
+In every layout a tensor is the same numbers under another name and in another shape. What else differs, such
 as LayerNorm's eps, are the layout's settings.
 
 Shapes: N tokens, D width, C image channels, P x P' pixels of a patch.
@@ -84,8 +84,19 @@ LAYOUTS = {
 }
 
 
+def layout_named(name: str) -> Layout:
+    """An entry of LAYOUTS.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    if name not in LAYOUTS:
+        raise ValueError(f"the layout is {name!r}; expected one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
 def recognise(names: Iterable[str]) -> str:
-    """The layout of a state dict by its names: the one whose stem and first W are there. 'timm' where none is.
+    """The layout of a state dict by its names: the one whose stem and first W are there, else 'timm'.
 
     Raises:
         CheckpointError: Two layouts at once.
@@ -112,20 +123,20 @@ def to_ours(
     Args:
         state_dict: In the names of `layout`.
         layout: A key of LAYOUTS.
-        patch_size, in_chans: (P, P') and C of a patch embedding that is stored flat. Without C it follows from the
-            patch; without both, or where they do not fit, three channels and a square patch, if these fit.
+        patch_size, in_chans: (P, P') and C of a patch embedding that is stored flat. Without C it follows
+            from the patch; without both, or where they do not fit, it is 3 channels and a square patch.
 
     Raises:
         ValueError: An unknown layout.
         CheckpointError: What the file holds has no counterpart here: attention, several heads, or a flat stem
             that may be read in more than one way.
     """
-    their = _layout(layout)
+    their = layout_named(layout)
     pairs = {theirs: ours for ours, theirs in their.modules.items()}
     if any(".attn." in name for name in state_dict) and layout == "lucidrains":
         raise CheckpointError(
-            "the file has attention beside the spatial gate (attn_dim), so it is an aMLP, and there is no such model "
-            "here yet; its other tensors alone compute something else"
+            "the file has attention beside the spatial gate (attn_dim): it is an aMLP. No such model is here "
+            "yet, and without the attention its other tensors compute something else"
         )
     ours: dict[str, torch.Tensor] = {}
     for name, tensor in state_dict.items():
@@ -146,7 +157,7 @@ def from_ours(state_dict: Mapping[str, torch.Tensor], layout: str) -> dict[str, 
     Raises:
         ValueError: An unknown layout.
     """
-    their = _layout(layout)
+    their = layout_named(layout)
     theirs = {}
     for name, tensor in state_dict.items():
         if name == f"{STEM}.weight" and their.flat_stem:
@@ -157,12 +168,6 @@ def from_ours(state_dict: Mapping[str, torch.Tensor], layout: str) -> dict[str, 
             tensor = tensor.unsqueeze(-1)
         theirs[_rename(name, their.modules)] = tensor
     return theirs
-
-
-def _layout(name: str) -> Layout:
-    if name not in LAYOUTS:
-        raise ValueError(f"the layout is {name!r}; expected one of {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
 
 
 def _rename(name: str, pairs: Mapping[str, str]) -> str:
@@ -185,8 +190,8 @@ def _squeeze(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if len(tensor) == 1:
         return tensor[0]
     raise CheckpointError(
-        f"{name} is {tuple(tensor.shape)}: {len(tensor)} heads, each with a W of its own; only one head has a "
-        "counterpart here"
+        f"{name} is {tuple(tensor.shape)}: {len(tensor)} heads, each with a W of its own; only one head "
+        "has a counterpart here"
     )
 
 

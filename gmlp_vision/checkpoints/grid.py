@@ -8,6 +8,8 @@ from gmlp_vision.errors import CheckpointError
 
 Grid = tuple[int, int]
 
+GUESSED = "guessed to be square, since nothing states it"
+
 
 def source_grid(
     tokens: int,
@@ -17,15 +19,15 @@ def source_grid(
     own: Grid | None = None,
     pretrained_cfg: Mapping[str, Any] | None = None,
 ) -> tuple[Grid, str]:
-    """The grid (H, W) of a file and who says so.
+    """The grid (H, W) of a file, and who says so.
 
-    The first of these with H * W = N: `grid`; the image size that the file's own config states; the grid of the
-    model that is to take it; the input size of that model's pretrained cfg; a square.
+    It is the first of these that has N tokens: `grid`; that of the image size in the file's own config; that
+    of the model which is to take the weights; that of the input size in its pretrained cfg; a square.
 
     Args:
         tokens: N.
         patch_size: Of the file, in pixels.
-        config: The file's own, in the form of timm's config.json, or {}.
+        config: What the file says of its model, in the form of timm's config.json.
         grid: As the user says.
         own: The grid of the model.
         pretrained_cfg: Of the model.
@@ -39,42 +41,40 @@ def source_grid(
                 f"the grid {grid[0]} x {grid[1]} has {math.prod(grid)} tokens, but W is {tokens} x {tokens}"
             )
         return grid, "as given"
-    candidates = [(_divide(size, patch_size), "stated by the file's config") for size in stated_sizes(config)]
-    candidates.append((own, "not stated by the file, taken as the model's own"))
-    candidates += [
-        (_divide(size, patch_size), "that of the model's pretrained cfg")
-        for size in stated_sizes({"pretrained_cfg": pretrained_cfg})
-    ]
     side = math.isqrt(tokens)
-    candidates.append(((side, side), "guessed to be square, since nothing states it"))
+    candidates = [
+        *_stated(config, patch_size),
+        (own, "as the model's own"),
+        *_stated({"pretrained_cfg": pretrained_cfg}, patch_size),
+        ((side, side), GUESSED),
+    ]
     for candidate, how in candidates:
         if candidate is not None and math.prod(candidate) == tokens:
             return candidate, how
     raise CheckpointError(
-        f"W is over {tokens} tokens, and nothing tells their grid: give it as `input_size` in the "
-        "pretrained_cfg_overlay of timm.create_model, as `grid=(H, W)` of load_checkpoint, or as `--grid H W` of "
-        "gmlp-vision convert"
+        f"W is over {tokens} tokens, and nothing tells their grid: give the image's `input_size` in timm's "
+        "pretrained_cfg_overlay, `grid=(H, W)` to load_checkpoint, or `--grid H W` to gmlp-vision convert"
     )
 
 
-def stated_sizes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Image sizes, in pixels, that a config in the form of timm's config.json states, the surest first."""
+def _stated(config: Mapping[str, Any], patch_size: tuple[int, int]) -> list[tuple[Grid | None, str]]:
+    """The grids that a config in the form of timm's config.json states and where, the surest first."""
     args, cfg = config.get("model_args"), config.get("pretrained_cfg", config)
-    sizes = [
-        args.get("img_size") if isinstance(args, Mapping) else None,
-        cfg.get("input_size") if isinstance(cfg, Mapping) else None,
+    made = args.get("img_size") if isinstance(args, Mapping) else None
+    used = cfg.get("input_size") if isinstance(cfg, Mapping) else None
+    return [
+        (_divide(made, patch_size), "by the img_size the model was made with"),
+        (_divide(used, patch_size), "by the input_size of the pretrained cfg"),
     ]
-    return [pair for pair in map(_pair, sizes) if pair is not None]
 
 
-def _pair(size: Any) -> tuple[int, int] | None:
-    """(H, W) of H, (H, W) or (C, H, W); None for anything else, since a config may hold anything."""
+def _divide(size: Any, patch_size: tuple[int, int]) -> Grid | None:
+    """The grid of an image of H, (H, W) or (C, H, W) pixels; None for what else a config may hold."""
     if isinstance(size, int):
         size = (size, size)
-    if not isinstance(size, list | tuple) or len(size) not in (2, 3) or not all(isinstance(s, int) for s in size):
+    if not isinstance(size, list | tuple) or len(size) not in (2, 3):
         return None
-    return (size[-2], size[-1]) if min(size) > 0 else None
-
-
-def _divide(size: tuple[int, int], patch_size: tuple[int, int]) -> Grid:
-    return size[0] // patch_size[0], size[1] // patch_size[1]
+    height, width = size[-2:]
+    if not (isinstance(height, int) and isinstance(width, int)):
+        return None
+    return height // patch_size[0], width // patch_size[1]

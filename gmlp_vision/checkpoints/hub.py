@@ -16,7 +16,7 @@ LOCAL_ROUTES = (
 
 
 def download(repo: str) -> Path:
-    """The folder in the hub's cache that holds config.json and the weights of `repo`, fetched where it must be.
+    """The folder in the hub's cache with the config.json and the weights of `repo`, fetched where need be.
 
     Args:
         repo: 'OWNER/NAME', or 'OWNER/NAME@REVISION'.
@@ -35,16 +35,20 @@ def download(repo: str) -> Path:
         except EntryNotFoundError:
             hf_hub_download(repo_id, "pytorch_model.bin", revision=revision or None)
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(f"hf-hub:{repo} is not in the cache and cannot be reached. {LOCAL_ROUTES}") from error
+        raise CheckpointError(
+            f"hf-hub:{repo} is not in the cache and cannot be reached. {LOCAL_ROUTES}"
+        ) from error
     except (EntryNotFoundError, HFValidationError) as error:
         raise CheckpointError(f"hf-hub:{repo} has no timm model: {_first_line(error)}") from error
-    except Exception as error:  # the hub's http client has errors of its own, which huggingface_hub passes on
-        raise CheckpointError(f"hf-hub:{repo} was not fetched: {_first_line(error)}. {LOCAL_ROUTES}") from error
+    except Exception as error:  # huggingface_hub lets through the errors of the http client it happens to use
+        raise CheckpointError(
+            f"hf-hub:{repo} was not fetched: {_first_line(error)}. {LOCAL_ROUTES}"
+        ) from error
     return Path(config).parent
 
 
 def download_pretrained(name: str) -> Path:
-    """As `download`, for the released weights of a timm model name, such as 'gmlp_s16' or 'gmlp_s16.ra3_in1k'.
+    """As `download`, for the released weights of a timm model name: 'gmlp_s16', 'gmlp_s16.ra3_in1k'.
 
     Raises:
         CheckpointError: No such model, or no weights of it on the hub; and as `download`.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gmlp_vision.checkpoints.adapt import HEAD, STEM, adapt
-from gmlp_vision.checkpoints.convert import LAYOUTS, recognise, to_ours
+from gmlp_vision.checkpoints.convert import LAYOUTS, layout_named, recognise, to_ours
 from gmlp_vision.checkpoints.grid import Grid
 from gmlp_vision.checkpoints.load import read_checkpoint, select_weights
 from gmlp_vision.checkpoints.report import Report
@@ -56,11 +56,11 @@ def load_checkpoint(
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, torch.Tensor]:
     """timm's pretrained_filter_fn: what it read, made to fit `model` whole, or an error.
 
-    timm drops a head, and looks no further, wherever a class count differs; so what it is handed here has nothing
-    missing and nothing left over, and where its later steps would undo that the model's cfg is set right.
+    Where a class count differs timm looks at nothing any more, and a file of another architecture "loads". So
+    what it gets from here is complete, and the model's cfg is set right where its next steps would spoil it.
 
     Raises:
-        CheckpointError: As `load_checkpoint`. Never a TypeError: timm would take one for a filter of one argument.
+        CheckpointError: As `load_checkpoint`. Not a TypeError: timm would call again with one argument.
     """
     cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     source = str(cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "the state dict")
@@ -88,7 +88,7 @@ def _as_ours(
 def stated_settings(layout: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of GMlp that no tensor shows and that a file was trained with, as far as it tells."""
     if layout != "timm":
-        return LAYOUTS[layout].settings
+        return layout_named(layout).settings
     args = config.get("model_args")
     return {k: args[k] for k in LAYOUTS["timm"].settings if k in args} if isinstance(args, Mapping) else {}
 
@@ -99,8 +99,8 @@ def check_settings(model: nn.Module, settings: Mapping[str, Any], source: str) -
     for name, value in settings.items():
         if own[name] != value:
             raise CheckpointError(
-                f"{source} was trained with {name}={value}, and this model has {name}={own[name]}, which gives other "
-                f"outputs: create the model with {name}={value}"
+                f"{source} was trained with {name}={value}, and this model has {name}={own[name]}, which "
+                f"computes something else: create the model with {name}={value}"
             )
 
 
@@ -110,7 +110,7 @@ def model_settings(model: Any) -> dict[str, Any]:
 
 
 def _tell_timm(cfg: dict[str, Any], model: Any, report: Report) -> None:
-    """What timm will do next goes by the cfg, which by now must describe the adapted tensors, not the file."""
+    """What timm does next goes by the cfg, which by now must describe the adapted tensors, not the file."""
     if "channels" in report.adapted.get(STEM, ""):
         cfg["input_size"] = (model.in_chans, *cfg["input_size"][1:])
     if HEAD[0] not in report.missing and 0 <= cfg.get("num_classes", -1) != model.num_classes > 0:

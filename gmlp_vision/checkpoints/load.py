@@ -1,7 +1,7 @@
 """Bytes to tensors, safely: files, folders, the hub. Nothing here knows a model.
 
-Only safetensors and torch's weights-only unpickler are used, and there is no other way in: a file that needs more
-is refused.
+Only safetensors and torch's weights-only unpickler are used, and there is no other way in: a file that needs
+more is refused.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import torch
 from timm.models import clean_state_dict
 
 from gmlp_vision.checkpoints.hub import download, download_pretrained
+from gmlp_vision.checkpoints.report import first_five
 from gmlp_vision.errors import CheckpointError
 
 # The names under which training scripts file their weights, the ones of timm's train.py first.
@@ -36,8 +37,8 @@ class Checkpoint:
 
     Attributes:
         state_dict: The tensors under their own names, without the prefixes of wrappers.
-        config: What the source says of its model, in the form of timm's config.json ('architecture', 'model_args',
-            'pretrained_cfg'); empty where it says nothing.
+        config: What the source says of its model, in the form of timm's config.json ('architecture',
+            'model_args', 'pretrained_cfg'); empty where it says nothing.
         source: What was read, for messages.
         weights: 'ema' for an exponential moving average, else 'raw'.
         sha256: Of the file, in hex; None where no one file was read.
@@ -54,16 +55,16 @@ def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | Non
     """Reads tensors from a file, a folder or the hub.
 
     Args:
-        source: A .safetensors file or one of torch's (.pth, .pt, .pth.tar, .bin); a folder with config.json, or
-            'local-dir:FOLDER'; 'hf-hub:OWNER/NAME', with '@REVISION' if wanted; or a timm model name that has
-            released weights. What exists on disk goes before a model name.
+        source: A .safetensors file or one of torch's (.pth, .pt, .pth.tar, .bin); a folder with config.json,
+            or 'local-dir:FOLDER'; 'hf-hub:OWNER/NAME', with '@REVISION' if wanted; or a timm model name that
+            has released weights. What exists on disk goes before a model name.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
         sha256: Hash that the file must have, in hex.
 
     Raises:
         ValueError: An unknown `weights`.
-        CheckpointError: There is no such source, it cannot be read safely, it is damaged, or it holds no state
-            dict.
+        CheckpointError: There is no such source, it cannot be read safely, it is damaged, or it holds no
+            state dict.
     """
     if weights not in ("auto", "ema", "raw"):
         raise ValueError(f"weights is {weights!r}; expected 'auto', 'ema' or 'raw'")
@@ -95,7 +96,9 @@ def select_weights(checkpoint: Any, weights: str, source: str) -> tuple[dict[str
         if checkpoint.get(key) is not None and weights != "raw":
             return _clean(checkpoint[key], f"{source}[{key}]"), "ema"
     if weights == "ema":
-        raise CheckpointError(f"{source} holds no EMA weights ({' or '.join(EMA_KEYS)}); ask for 'raw' or 'auto'")
+        raise CheckpointError(
+            f"{source} holds no EMA weights ({' or '.join(EMA_KEYS)}); ask for 'raw' or 'auto'"
+        )
     for key in RAW_KEYS:
         if checkpoint.get(key) is not None:
             return _clean(checkpoint[key], f"{source}[{key}]"), "raw"
@@ -106,7 +109,9 @@ def _read_folder(folder: Path, source: str, weights: str, sha256: str | None) ->
     config = _read_config(folder / "config.json", source)
     found = [folder / name for name in FOLDER_FILES if (folder / name).is_file()]
     if not found:
-        raise CheckpointError(f"{source} has a config.json and no weights; expected one of {', '.join(FOLDER_FILES)}")
+        raise CheckpointError(
+            f"{source} has a config.json and no weights; expected one of {', '.join(FOLDER_FILES)}"
+        )
     return _read_file(found[0], source, weights, sha256 or _known_hash(found[0], config), config)
 
 
@@ -122,7 +127,9 @@ def _known_hash(path: Path, config: dict[str, Any]) -> str | None:
 
 def _read_config(path: Path, source: str) -> dict[str, Any]:
     if not path.is_file():
-        raise CheckpointError(f"{source} is a folder without config.json; give the weights file in it instead")
+        raise CheckpointError(
+            f"{source} is a folder without config.json; give the weights file in it instead"
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -140,7 +147,7 @@ def _read_file(
     digest = hashlib.sha256(data).hexdigest()
     if sha256 is not None and digest != sha256.lower():
         raise CheckpointError(
-            f"{source} is damaged or another file: its sha256 is {digest}; expected {sha256.lower()}. Fetch it again"
+            f"{source} is damaged, or another file: its sha256 is {digest}; expected {sha256.lower()}"
         )
     loaded = _parse(data, path.name.endswith(".safetensors"), source)
     state_dict, taken = select_weights(loaded, weights, source)
@@ -155,13 +162,15 @@ def _parse(data: bytes, safe: bool, source: str) -> Any:
         if zipfile.is_zipfile(io.BytesIO(data)):
             damaged = zipfile.ZipFile(io.BytesIO(data)).testzip()
             if damaged is not None:
-                raise CheckpointError(f"{source} is damaged: the CRC of {damaged} does not match. Fetch it again")
+                raise CheckpointError(
+                    f"{source} is damaged: the CRC of {damaged} does not match. Fetch it again"
+                )
         # timm's train.py keeps its arguments as a Namespace, which holds data and runs nothing.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
-    except Exception as error:  # a parser of foreign bytes may raise anything; whatever it is, the file is unread
+    except Exception as error:  # a parser of foreign bytes may raise anything
         raise CheckpointError(_refusal(error, safe, source)) from error
 
 
@@ -173,8 +182,8 @@ def _refusal(error: Exception, safe: bool, source: str) -> str:
     wanted = re.search(r"GLOBAL (\S+)", str(error))
     if wanted:
         return (
-            f"{source} is refused: loading it would run {wanted[1]}, and tensors need no code. If you trust its "
-            "author, ask for a file with the state_dict() alone"
+            f"{source} is refused: to load it would run {wanted[1]}, and tensors need no code. If you trust "
+            "its author, ask for the state_dict() alone"
         )
     if isinstance(error, pickle.UnpicklingError):
         reason = "its pickle is not torch's"
@@ -187,8 +196,8 @@ def _clean(state_dict: Any, source: str) -> dict[str, torch.Tensor]:
     alien = [str(k) for k, v in state_dict.items() if not (isinstance(k, str) and _is_plain(v))]
     if alien:
         raise CheckpointError(
-            f"{source} is no state dict: {len(alien)} of its {len(state_dict)} entries are not plain tensors, "
-            f"the first {', '.join(alien[:5])}"
+            f"{source} is no state dict: of its {len(state_dict)} entries these are no plain tensors: "
+            f"{first_five(alien)}"
         )
     if not state_dict:
         raise CheckpointError(f"{source} is empty; expected tensors")

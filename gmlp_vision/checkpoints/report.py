@@ -31,7 +31,7 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"{self.source}: {self.weights} weights, names of {self.layout}",
-            f"  loaded   {len(self.loaded)} tensors as they were",
+            f"  loaded   {len(self.loaded)} tensors",
         ]
         for title, why in (("adapted", self.adapted), ("dropped", self.dropped), ("missing", self.missing)):
             lines += [f"  {title:<9}{line}" for line in _group(why)]
@@ -44,9 +44,13 @@ def first_five(names: list[str]) -> str:
 
 
 def _group(why: dict[str, str]) -> list[str]:
-    """One line for what differs in the number of its block alone."""
-    groups: dict[tuple[str, str], int] = {}
+    """One line a reason, with the tensors it holds for; those of all blocks are named once."""
+    names: dict[str, list[str]] = {}
     for name, reason in why.items():
-        key = (re.sub(r"\.\d+\.", ".*.", name), reason)
-        groups[key] = groups.get(key, 0) + 1
-    return [f"{name}{f' ({n} tensors)' if n > 1 else ''}: {reason}" for (name, reason), n in groups.items()]
+        names.setdefault(reason, []).append(name)
+    lines = []
+    for reason, group in names.items():
+        patterns = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in group))
+        count = f"{len(group)} tensor{'s' if len(group) > 1 else ''}"
+        lines.append(f"{count}, {reason}: {first_five(patterns)}")
+    return lines

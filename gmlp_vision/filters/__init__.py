@@ -1,7 +1,9 @@
 """What a network learned about space: its token operators as numbers, as figures and as a page to explore."""
 
 from gmlp_vision.filters.bank import FilterBank, FilterLayer, LayerStats
-from gmlp_vision.filters.draw import plot_filters, plot_kernels, plot_stats
+from gmlp_vision.filters.curves import plot_stats
+from gmlp_vision.filters.draw import plot, plot_filters, plot_kernels, plot_units
+from gmlp_vision.filters.explorer import write_explorer
 from gmlp_vision.filters.extract import extract
 from gmlp_vision.filters.measure import toeplitz_average
 from gmlp_vision.filters.sheet import save_figure
@@ -13,10 +15,13 @@ __all__ = [
     "LayerStats",
     "extract",
     "format_stats",
+    "plot",
     "plot_filters",
     "plot_kernels",
     "plot_stats",
+    "plot_units",
     "save_figure",
     "toeplitz_average",
+    "write_explorer",
     "write_stats",
 ]

@@ -172,7 +172,8 @@ class FilterBank:
             )
         layers = tuple(x for x in self.layers if x.block in wanted and kind in (None, x.kind))
         if not layers:
-            raise ValueError(f"no layer of {self.source} is of kind {kind!r}; expected 'token' or 'hidden'")
+            kinds = " and ".join(sorted({repr(layer.kind) for layer in self.layers}))
+            raise ValueError(f"{self.source} has no layers of kind {kind!r}, only {kinds}")
         return FilterBank(layers, self.source)
 
     def stats(self) -> list[LayerStats]:

@@ -1,16 +1,19 @@
-"""Figures of a FilterBank: single filters (Figure 3 of the paper), mean kernels, statistics over depth.
+"""Figures of a FilterBank: filters (Figure 3 of the paper), hidden units, mean kernels.
 
 Each function returns a matplotlib Figure, for `save_figure` or a notebook.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING
 
+import torch
+
 from gmlp_vision.filters.bank import FilterBank
+from gmlp_vision.filters.curves import plot_stats
 from gmlp_vision.filters.measure import toeplitz_average, toeplitz_share
-from gmlp_vision.filters.sheet import COLUMN_WIDTH, FONT, Picture, draw_sheet
-from gmlp_vision.filters.tokens import parse_tokens
+from gmlp_vision.filters.sheet import Picture, draw_sheet
+from gmlp_vision.filters.tokens import parse_layers, parse_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,31 +40,40 @@ def plot_filters(
     Raises:
         ValueError: A layer or token that is not there, or an unknown scale.
     """
-    bank = bank.select(layers, "token")
-    if layers is None and len(bank.layers) > MANY:
-        bank = bank.select([bank.layers[i * (len(bank.layers) - 1) // 9].block for i in range(10)])
+    bank = _thinned(bank, layers, "token")
     chosen = parse_tokens(tokens, bank.grid) if isinstance(tokens, str) else list(tokens)
-    filters = [[layer.filter(token) for token in chosen] for layer in bank.layers]
-    limits = _limits([[f.abs().max().item() for f in row] for row in filters], scale)
-    rows = []
-    for i, row in enumerate(filters):
-        pictures = []
-        for token, values, limit in zip(chosen, row, limits[i], strict=True):
-            words = [f"({token[0]}, {token[1]})"] * (i == 0) + [f"±{limit:.2g}"] * (scale == "picture")
-            pictures.append(Picture(values, limit, token, "\n".join(words)))
-        rows.append(pictures)
-    labels = [
-        f"layer {layer.block}" + (f"\n±{row[0].limit:.2g}" if scale == "layer" else "")
-        for layer, row in zip(bank.layers, rows, strict=True)
-    ]
-    return draw_sheet(
-        rows,
-        labels,
-        _bar(scale, f"its {scale}"),
-        limits[0][0] if scale == "figure" else 1.0,
-        title=_title("filter of output token (row, column)", bank),
-        width=width,
-    )
+    maps = [[layer.filter(token) for token in chosen] for layer in bank.layers]
+    heads = [[f"({r}, {c})" for r, c in chosen], *[[""] * len(chosen)] * (len(maps) - 1)]
+    labels = [f"layer {layer.block}" for layer in bank.layers]
+    title = _title("filter of output token (row, column)", bank)
+    return _draw_rows(maps, heads, labels, scale, title, width, marks=chosen)
+
+
+def plot_units(
+    bank: FilterBank,
+    layers: Sequence[int] | None = None,
+    count: int = 8,
+    scale: str = "layer",
+    width: float | None = None,
+) -> "Figure":
+    """A row a 'hidden' layer of a mixer: what its units of largest norm read or write, the largest first.
+
+    Args:
+        bank: With at least one 'hidden' layer; others are left out.
+        layers: Block numbers, from 0; None for all up to 12, else 10 spread over the depth.
+        count: How many units a layer, at least 1.
+        scale: What shares one colour scale, symmetric about 0: 'figure', 'layer' or 'picture'.
+        width: In inches; None for one column of a paper, or more where the pictures need it.
+
+    Raises:
+        ValueError: No 'hidden' layer, a layer that is not there, or an unknown scale.
+    """
+    bank = _thinned(bank, layers, "hidden")
+    units = [layer.matrix.norm(dim=1).argsort(descending=True)[:count].tolist() for layer in bank.layers]
+    maps = [[layer.weight[unit] for unit in row] for layer, row in zip(bank.layers, units, strict=True)]
+    heads = [[str(unit) for unit in row] for row in units]
+    labels = [f"layer {layer.block}\n{layer.name.partition('mlp_tokens.')[2]}" for layer in bank.layers]
+    return _draw_rows(maps, heads, labels, scale, "hidden units of largest norm, by number", width)
 
 
 def plot_kernels(
@@ -87,7 +99,8 @@ def plot_kernels(
         share = toeplitz_share(layer.matrix, bank.grid)
         explained = "zero" if share is None else f"{100 * share:.0f} %"
         peak = f", ±{limit:.2g}" if scale == "layer" else ""
-        pictures.append(Picture(kernel, limit, (h - 1, w - 1), f"layer {layer.block}\n{explained}{peak}"))
+        caption = f"layer {layer.block}\n{explained}{peak}"
+        pictures.append(Picture(kernel, limit, caption, (h - 1, w - 1)))
     columns = min(4, len(pictures))
     rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
     return draw_sheet(
@@ -100,56 +113,73 @@ def plot_kernels(
     )
 
 
-def plot_stats(bank: FilterBank, width: float = 2 * COLUMN_WIDTH) -> "Figure":
-    """The statistics of the 'token' layers over depth; dashed, what a random matrix would have.
+def plot(
+    bank: FilterBank,
+    what: str = "filters",
+    layers: str | None = None,
+    tokens: str | None = None,
+    scale: str | None = None,
+) -> "Figure":
+    """One of the figures above, asked for in the words of the command line.
 
     Args:
-        bank: With at least one 'token' layer.
-        width: In inches.
+        bank: With a layer of the kind that the figure shows.
+        what: 'filters', 'kernels', 'stats' or 'units'.
+        layers: For `parse_layers`; None for the figure's default, as below.
+        tokens: For `parse_tokens`.
+        scale: 'figure', 'layer' or 'picture'.
+
+    Raises:
+        ValueError: An unknown figure, an option that it does not have, or what the figure itself refuses.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    rows = bank.select(kind="token").stats()
-    figure = Figure(figsize=(width, 0.5 * width), layout="constrained")
-    for axes, (field, title) in zip(figure.subplots(2, 4).flat, PANELS, strict=True):
-        values = [getattr(row, field) for row in rows]
-        numbers = [math.nan if value is None else value for value in values]
-        axes.plot([row.block for row in rows], numbers, ".-", color="C0", linewidth=1, markersize=3)
-        baseline = getattr(rows[0], f"{field}_random", None)
-        if baseline is not None:
-            axes.axhline(baseline, color="0.5", linestyle="--", linewidth=0.8)
-        if field == "moved":
-            axes.axhline(1, color="0.5", linestyle="--", linewidth=0.8)
-            axes.set_yscale("log", subs=[])
-            decades = [math.log10(number) for number in [1, *numbers] if number > 0]
-            axes.set_ylim(10 ** math.floor(min(decades) - 0.1), 10 ** math.ceil(max(decades) + 0.1))
-        elif field in ("toeplitz_share", "anisotropy", "symmetry"):
-            axes.set_ylim(0, 1)
-        else:
-            axes.set_ylim(bottom=0)
-        axes.set_title(title, fontsize=FONT)
-        axes.tick_params(labelsize=FONT - 1, length=2)
-        axes.yaxis.get_offset_text().set_fontsize(FONT - 1)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("layer", fontsize=FONT)
-    return figure
-
-
-PANELS = (
-    ("toeplitz_share", "share explained by\nthe mean kernel"),
-    ("locality", "mean distance looked at\n(tokens)"),
-    ("diagonal_share", "mass on the diagonal"),
-    ("anisotropy", "anisotropy"),
-    ("symmetry", "symmetric share"),
-    ("effective_rank", "effective rank"),
-    ("rms", "rms of W"),
-    ("moved", "rms of W / at init"),
-)
+    figures: dict[str, Callable[..., Figure]] = {
+        "filters": plot_filters,
+        "kernels": plot_kernels,
+        "stats": plot_stats,
+        "units": plot_units,
+    }
+    if what not in figures:
+        raise ValueError(f"there is no figure {what!r}; expected one of {', '.join(figures)}")
+    given = {"layers": layers and parse_layers(layers), "tokens": tokens, "scale": scale}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in set(given) - set(signature(figures[what]).parameters):
+        raise ValueError(f"the figure of {what} has no {name} to choose (--{name}); leave it out")
+    return figures[what](bank, **given)
 
 
 # -- pieces --------------------------------------------------------------------------------------------------
+
+
+def _thinned(bank: FilterBank, layers: Sequence[int] | None, kind: str) -> FilterBank:
+    """The layers asked for; where none are, all of a shallow network and 10 evenly spread of a deep one."""
+    bank = bank.select(layers, kind)
+    last = len(bank.blocks) - 1
+    if layers is None and last >= MANY:
+        bank = bank.select([bank.blocks[i * last // 9] for i in range(10)])
+    return bank
+
+
+def _draw_rows(
+    maps: list[list[torch.Tensor]],
+    heads: list[list[str]],
+    labels: list[str],
+    scale: str,
+    title: str,
+    width: float | None,
+    marks: Sequence[tuple[int, int] | None] | None = None,
+) -> "Figure":
+    limits = _limits([[values.abs().max().item() for values in row] for row in maps], scale)
+    rows = []
+    for row, row_limits, row_heads in zip(maps, limits, heads, strict=True):
+        captions = [
+            f"{head}\n±{limit:.2g}".strip() if scale == "picture" else head
+            for head, limit in zip(row_heads, row_limits, strict=True)
+        ]
+        rows.append(list(map(Picture, row, row_limits, captions, marks or [None] * len(row))))
+    if scale == "layer":
+        labels = [f"{label}\n±{row[0]:.2g}" for label, row in zip(labels, limits, strict=True)]
+    bar_limit = limits[0][0] if scale == "figure" else 1.0
+    return draw_sheet(rows, labels, _bar(scale, f"its {scale}"), bar_limit, title, width)
 
 
 def _limits(

@@ -80,10 +80,10 @@ def _without_prefix(tensors: Tensors, title: str) -> Tensors:
 def _find(tensors: Tensors) -> list[tuple[int, str, Family]]:
     """(N of 'blocks.N', key without '.weight', family) of every block that mixes tokens, by N."""
     found = []
-    for key in tensors:
+    for key, tensor in tensors.items():
         _, block, rest = key.split(".", 2)
         for family in FAMILIES:
-            if re.fullmatch(rf"{family.key}\.weight", rest):
+            if tensor.ndim == 2 and re.fullmatch(rf"{family.key}\.weight", rest):
                 found.append((int(block), key.removesuffix(".weight"), family))
     return sorted(found, key=lambda x: x[:2])
 

@@ -11,6 +11,8 @@ def replace_file(path: str | Path, data: bytes) -> None:
         OSError: The folder is not there or cannot be written.
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(data)

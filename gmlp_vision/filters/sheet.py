@@ -27,12 +27,12 @@ FONT = 7  # points
 
 @dataclass(frozen=True)
 class Picture:
-    """A map of (H, W) values, drawn so that `limit` is full colour, with a frame around one cell."""
+    """A map of (H, W) values, drawn so that `limit` is full colour, perhaps with a frame around one cell."""
 
     values: torch.Tensor
     limit: float
-    mark: tuple[int, int]
-    caption: str = ""
+    caption: str
+    mark: tuple[int, int] | None
 
 
 def draw_sheet(
@@ -89,6 +89,8 @@ def draw_sheet(
             )
             axes.text(x + tile_w / 2, y - 0.02, picture.caption, ha="center", va="bottom", fontsize=FONT - 1)
             axes.add_patch(Rectangle((x, y), tile_w, tile_h, fill=False, linewidth=0.3, edgecolor="0.6"))
+            if picture.mark is None:
+                continue
             cell_h, cell_w = tile_h / picture.values.shape[0], tile_w / picture.values.shape[1]
             corner = (x + picture.mark[1] * cell_w, y + picture.mark[0] * cell_h)
             axes.add_patch(Rectangle(corner, cell_w, cell_h, fill=False, linewidth=0.6, edgecolor="black"))
@@ -128,8 +130,10 @@ def save_figure(figure: "Figure", path: str | Path, dpi: int = 300) -> None:
         raise ValueError(
             f"{str(path)!r} ends in {path.suffix!r}; a figure is written as one of {', '.join(FORMATS)}"
         )
-    data = io.BytesIO()
-    # text stays text: selectable in a PDF (Type 42), set in the reader's font in an SVG
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):
-        figure.savefig(data, format=path.suffix[1:].lower(), dpi=dpi)
+    kind, data = path.suffix[1:].lower(), io.BytesIO()
+    # No date and no random ids: the same figure is the same file. Text stays text: selectable in a PDF (Type
+    # 42), set in the reader's font in an SVG.
+    dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "gmlp-vision"}):
+        figure.savefig(data, format=kind, dpi=dpi, metadata=dates.get(kind))
     replace_file(path, data.getvalue())

@@ -84,9 +84,10 @@ def resize_matrix(old: int, new: int) -> torch.Tensor:
     """(new, old) matrix of torch's bicubic resize of one axis, antialiased where it shrinks, in float64."""
     # One axis at a time: antialiased, torch's cubic has another constant. One resize of both axes would
     # interpolate an axis that grows differently because the other one shrinks.
-    basis = torch.eye(old, dtype=torch.float64, device="cpu").reshape(1, old, old, 1)
+    # And that axis as the width: torch 2.14 gives wrong numbers, antialiased, for a picture one pixel wide.
+    basis = torch.eye(old, dtype=torch.float64, device="cpu").reshape(1, old, 1, old)
     columns = nn.functional.interpolate(
-        basis, size=(new, 1), mode="bicubic", align_corners=False, antialias=new < old
+        basis, size=(1, new), mode="bicubic", align_corners=False, antialias=new < old
     )
     return columns.reshape(old, new).T
 

@@ -67,7 +67,7 @@ class DynamicSpatialProjection(SpatialProjection):
     The grid is read off the input and kept nowhere, so a call cannot meet the grid of another one, be it in
     another thread or recomputed in the backward pass.
 
-    In eval mode, where no gradient to W and b is asked for, what was carried is kept for later calls. It is
+    In eval mode, while no gradient to W and b is asked for, what was carried is kept for later calls. It is
     made anew once W or b have changed; an edit by ``.data`` leaves no trace and needs `clear_cache`.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
@@ -91,10 +91,16 @@ class DynamicSpatialProjection(SpatialProjection):
 
     def operator(self, grid_size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """W and b on a grid, (H, W) in tokens: themselves on their own, else as carried there."""
+        can_keep = self.can_keep()
+        if not can_keep:
+            # An optimizer may step next, and a fused one changes W without a trace in its version.
+            self.clear_cache()
         if grid_size == self.grid_size:
             return self.weight, self.bias
-        if not self.can_keep():
-            return self.on_grid(grid_size)
+        return self.kept_on_grid(grid_size) if can_keep else self.on_grid(grid_size)
+
+    def kept_on_grid(self, grid_size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `on_grid` gives, without gradients: kept from an earlier call, or made and kept now."""
         kept = self.kept if self.kept.holds(self.weight, self.bias) else Kept.of(self.weight, self.bias)
         if grid_size not in kept.operators:
             # a normal tensor even under inference_mode, since a later call may differentiate through it

@@ -1,6 +1,6 @@
-"""Prints the options of a timm train.py as YAML: the name that a --config file uses, and the type of its value.
+"""Prints the options of a timm train.py as YAML: the name in a --config file, and the type of its value.
 
-    python tests/data/list_train_options.py CHECKOUT/train.py VERSION > tests/data/train_options.yaml
+Usage: python tests/data/list_train_options.py CHECKOUT/train.py VERSION > tests/data/train_options.yaml
 """
 
 import runpy

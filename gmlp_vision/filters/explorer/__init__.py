@@ -1,0 +1,109 @@
+"""One self-contained HTML page to explore a FilterBank: its weights, quantised, and the code that shows them.
+
+Shapes: N = H * W tokens in row-major order.
+"""
+
+import base64
+import io
+import json
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gmlp_vision.filters.bank import FilterBank, FilterLayer
+from gmlp_vision.filters.files import replace_file
+from gmlp_vision.filters.measure import toeplitz_average
+
+STEPS = 127  # of an 8-bit integer to either side of 0
+PHOTO_SIDE = 512  # pixels
+
+
+def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None = None) -> float:
+    """Writes the page, replacing an older file at the end. It opens from disk and never asks a network.
+
+    A weight takes 8 bits, with one scale a row of W, so a page takes about 4/3 N^2 bytes a layer: 1.7 MB for
+    gMLP-B. The page states the error.
+
+    Args:
+        bank: With at least one 'token' layer; others are left out.
+        path: Of the page, .html.
+        image: A picture to lay under the grid, cut to its shape around the middle; the page can take another.
+
+    Returns:
+        The largest error of a weight in the page.
+
+    Raises:
+        ValueError: No 'token' layer, or another ending than .html.
+        OSError: The folder cannot be written, or the image cannot be read.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{str(path)!r} ends in {path.suffix!r}; the page is written as .html")
+    layers = [_layer(layer) for layer in bank.select(kind="token").layers]
+    error = max(layer["error"] for layer in layers)
+    data = {
+        "source": bank.source,
+        "grid": bank.grid,
+        "steps": STEPS,
+        "error": error,
+        "photo": None if image is None else _photo(image),
+        "layers": layers,
+    }
+    replace_file(path, _page(data).encode())
+    return error
+
+
+def quantise(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """W (N, N) to int8 and one float32 scale a row, (N,), whose product is close to W; 0 for a zero row."""
+    scale = matrix.abs().amax(dim=1) / STEPS
+    steps = torch.where(scale[:, None] > 0, matrix / scale[:, None], 0.0)
+    return steps.round().clamp(-STEPS, STEPS).to(torch.int8), scale
+
+
+def _layer(layer: FilterLayer) -> dict[str, Any]:
+    whole, scale = quantise(layer.matrix)
+    return {
+        **asdict(layer.stats()),
+        "weight": _base64(whole),
+        "scale": _base64(scale),
+        "error": (whole * scale[:, None] - layer.matrix).abs().max().item(),
+        "kernel": _base64(toeplitz_average(layer.matrix, layer.grid)),
+        "bias": None if layer.bias is None else _base64(layer.bias),
+    }
+
+
+def _base64(tensor: torch.Tensor) -> str:
+    """Raw bytes, little-endian, as JavaScript's typed arrays read them."""
+    values = tensor.contiguous().numpy()
+    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
+
+
+def _photo(path: str | Path) -> str:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        small = image.convert("RGB")
+        small.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
+        data = io.BytesIO()
+        small.save(data, "JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def _page(data: dict[str, Any]) -> str:
+    """The template with style, code and data put in."""
+    files = resources.files(__package__)
+    # '<' as an escape, so that no text of the data can end the script element that holds it
+    parts = {
+        "STYLE": files.joinpath("page.css").read_text("utf-8"),
+        "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+        "CODE": "\n".join(
+            files.joinpath(f"{name}.js").read_text("utf-8") for name in ("data", "paint", "page")
+        ),
+    }
+    head, *rest = files.joinpath("page.html").read_text("utf-8").split("@@")
+    for name, text in zip(rest[::2], rest[1::2], strict=True):
+        head += parts[name] + text
+    return head

@@ -1,0 +1,229 @@
+"""Names: other implementations' weights against their own forward, written out in tests/others.py."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from others import State, jaketae_forward, jaketae_state, lucidrains_forward, lucidrains_state
+from tiny import TINY, images, tiny
+from torch import nn
+
+from gmlp_vision import CheckpointError, load_checkpoint
+from gmlp_vision.checkpoints import convert_file
+from gmlp_vision.checkpoints.convert import LAYOUTS, from_ours, recognise, to_ours
+from gmlp_vision.errors import UserError
+
+Forward = Callable[[State, torch.Tensor], torch.Tensor]
+LUCIDRAINS = {"mlp_ratio": 4.0, "norm_eps": 1e-5}
+JAKETAE = {"mlp_ratio": 3.0, "norm_eps": 1e-5, "final_norm": False}
+OTHERS = [
+    pytest.param("lucidrains", lucidrains_state, lucidrains_forward, LUCIDRAINS, id="lucidrains"),
+    pytest.param("jaketae", jaketae_state, jaketae_forward, JAKETAE, id="jaketae"),
+]
+
+
+def save(state: object, path: Path) -> Path:
+    torch.save(state, path)
+    return path
+
+
+def quiet(state: State) -> State:
+    """Makes the tokens so small that LayerNorm's eps decides what comes out of the first block's norm."""
+    return {k: v * 1e-3 if k.startswith(("to_patch_embed", "patcher")) else v for k, v in state.items()}
+
+
+@pytest.mark.parametrize("small_tokens", [False, True])
+@pytest.mark.parametrize(("name", "make", "forward", "settings"), OTHERS)
+def test_computes_what_the_other_implementation_does(
+    name: str, make: Callable[..., State], forward: Forward, settings: dict, small_tokens: bool, tmp_path: Path
+) -> None:
+    state = quiet(make(16)) if small_tokens else make(16)
+    model = tiny(**settings, dtype=torch.float64)
+    report = load_checkpoint(model, save(state, tmp_path / "theirs.pth"))
+    expected = forward(state, images().double())
+
+    assert report.layout == name
+    assert expected.std(dim=0).max() > 1e-2
+    torch.testing.assert_close(model(images().double()), expected, rtol=0, atol=1e-10)
+
+    wrong_eps = tiny(**{**settings, "norm_eps": 1e-6}, dtype=torch.float64)
+    wrong_eps.load_state_dict(model.state_dict())
+    if small_tokens:  # so the comparison above does see the eps
+        assert (wrong_eps(images().double()) - expected).abs().max() > 1e-3
+
+
+def test_a_patch_and_an_image_that_are_not_square(tmp_path: Path) -> None:
+    state = lucidrains_state(12, patch=(4, 8))
+    model = tiny(img_size=(16, 24), patch_size=(4, 8), **LUCIDRAINS, dtype=torch.float64)
+    load_checkpoint(model, save(state, tmp_path / "theirs.pth"))
+    x = images(2, 3, 16, 24).double()
+    expected = lucidrains_forward(state, x, (4, 8))
+    assert expected.std(dim=0).max() > 1e-2
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "make", "forward", "settings"), OTHERS)
+def test_a_folder_and_timm_bring_the_other_model_back(
+    name: str, make: Callable[..., State], forward: Forward, settings: dict, tmp_path: Path
+) -> None:
+    state = make(16)
+    convert_file(save(state, tmp_path / "theirs.pth"), tmp_path / "ours")
+    model = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True, dtype=torch.float64).eval()
+    x = images().double()
+    torch.testing.assert_close(model(x), forward(state, x), rtol=0, atol=1e-10)
+    # what no tensor shows is written there, and nothing of it that is so by default
+    assert {k: v for k, v in model.pretrained_model_args.items() if k in settings} == settings
+    assert model.pretrained_cfg["input_size"] == (3, 32, 32)
+
+
+@pytest.mark.parametrize(("name", "make", "forward", "settings"), OTHERS)
+def test_there_and_back_gives_the_same_file(
+    name: str, make: Callable[..., State], forward: Forward, settings: dict, tmp_path: Path
+) -> None:
+    state = make(16)
+    convert_file(save(state, tmp_path / "theirs.pth"), tmp_path / "ours")
+    convert_file(tmp_path / "ours", tmp_path / "again.pth", to=name)
+    again = torch.load(tmp_path / "again.pth", weights_only=True)
+    assert set(again) == set(state)
+    assert all(torch.equal(again[k], state[k]) and again[k].shape == state[k].shape for k in state)
+
+
+@pytest.mark.parametrize(("name", "make", "forward", "settings"), OTHERS)
+def test_our_model_in_their_names_computes_the_same_there(
+    name: str, make: Callable[..., State], forward: Forward, settings: dict
+) -> None:
+    model = tiny(**settings, dtype=torch.float64)
+    expected = model(images().double())
+    assert expected.std(dim=0).max() > 1e-2
+    theirs = forward(from_ours(model.state_dict(), name), images().double())
+    torch.testing.assert_close(theirs, expected, rtol=0, atol=1e-10)
+
+
+def test_timms_own_gmlp_and_ours_are_one_layout(tmp_path: Path) -> None:
+    theirs = timm.create_model("gmlp_ti16_224", img_size=32, num_classes=5).eval()
+    ours = timm.create_model("gmlp_ti16", img_size=32, num_classes=5).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    report = load_checkpoint(ours, save(theirs.state_dict(), tmp_path / "timm.pth"))
+    assert len(report.loaded) == len(ours.state_dict())
+    assert theirs(images()).std() > 1e-3
+    torch.testing.assert_close(ours(images()), theirs(images()))
+
+
+def test_w_of_a_1d_convolution(tmp_path: Path) -> None:
+    model = tiny()
+    state = {k: v[..., None] if k.endswith("gate.proj.weight") else v for k, v in model.state_dict().items()}
+    other = tiny("gmlp_ti16", num_classes=5)
+    nn.init.zeros_(other.blocks[0].mlp_channels.gate.proj.weight)
+    load_checkpoint(other, save(state, tmp_path / "conv.pth"))
+    assert torch.equal(other(images()), model(images()))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_names_are_told_apart_without_doubt(name: str) -> None:
+    ours = tiny().state_dict()
+    theirs = from_ours(ours, name)
+    assert recognise(theirs) == name
+    back = to_ours(theirs, name)
+    assert back.keys() == ours.keys()
+    assert all(torch.equal(back[k], v) for k, v in ours.items())
+
+
+def test_two_layouts_in_one_file_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="timm and of lucidrains"):
+        recognise([*tiny().state_dict(), *lucidrains_state(16)])
+    both = {**tiny().state_dict(), "patcher.weight": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match=r"two tensors of the file are both stem\.proj\.weight"):
+        to_ours(both, "jaketae")
+
+
+def test_an_explicit_name_wins_over_the_keys(tmp_path: Path) -> None:
+    path = save(lucidrains_state(16), tmp_path / "theirs.pth")
+    with pytest.raises(CheckpointError, match=r"In the file, not in the model: to_patch_embed\.1\.weight"):
+        load_checkpoint(tiny(**LUCIDRAINS), path, layout="timm")
+    with pytest.raises(ValueError, match="'google'; expected one of timm, lucidrains, jaketae"):
+        load_checkpoint(tiny(**LUCIDRAINS), path, layout="google")
+
+
+def test_attention_is_refused_and_why(tmp_path: Path) -> None:
+    state = lucidrains_state(16)
+    state["layers.0.fn.fn.attn.to_qkv.weight"] = torch.zeros(24, 16)
+    with pytest.raises(CheckpointError, match="attn_dim.*aMLP"):
+        load_checkpoint(tiny(**LUCIDRAINS), save(state, tmp_path / "amlp.pth"))
+
+
+def test_several_heads_are_refused(tmp_path: Path) -> None:
+    state = lucidrains_state(16)
+    for i in range(2):
+        state[f"layers.{i}.fn.fn.sgu.weight"] = torch.zeros(4, 16, 16)
+        state[f"layers.{i}.fn.fn.sgu.bias"] = torch.zeros(4, 16)
+    with pytest.raises(CheckpointError, match="4 heads"):
+        load_checkpoint(tiny(**LUCIDRAINS), save(state, tmp_path / "heads.pth"))
+
+
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_a_model_with_other_settings_is_refused(pretrained: bool, tmp_path: Path) -> None:
+    path = save(jaketae_state(16), tmp_path / "theirs.pth")
+
+    def load(**settings: object) -> None:
+        if pretrained:
+            overlay = {"file": str(path)}
+            timm.create_model("gmlp_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **TINY, **settings)
+        else:
+            load_checkpoint(tiny(**settings), path)
+
+    with pytest.raises(CheckpointError, match="create the model with norm_eps=1e-05"):
+        load(mlp_ratio=3.0)
+    with pytest.raises(CheckpointError, match="create the model with final_norm=False"):
+        load(**LUCIDRAINS)
+    load(**JAKETAE)
+
+
+def test_settings_in_config_json_are_held_against_the_model(tmp_path: Path) -> None:
+    convert_file(save(lucidrains_state(16), tmp_path / "theirs.pth"), tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="create the model with norm_eps=1e-05"):
+        load_checkpoint(tiny(mlp_ratio=4.0), tmp_path / "ours")
+    load_checkpoint(tiny(**LUCIDRAINS), tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "to", "why"),
+    [
+        ({}, "lucidrains", "norm_eps is 1e-05 there and 1e-06 here"),
+        ({}, "jaketae", "norm_eps is 1e-05 there and 1e-06 here; final_norm is False there and True here"),
+        (LUCIDRAINS, "timm", "norm_eps is 1e-06 there and 1e-05 here"),
+        (LUCIDRAINS, "jaketae", "final_norm is False there and True here"),
+        ({**LUCIDRAINS, "mlp_ratio": 3.5}, "lucidrains", "the hidden width, 56, would have to be a multiple of 16"),
+        ({**LUCIDRAINS, "num_classes": 0}, "lucidrains", "there is always a head there, and none here"),
+        ({**JAKETAE, "img_size": (32, 64)}, "jaketae", "image and patch are square there, and not here"),
+        (LUCIDRAINS, None, "norm_eps is 1e-06 there and 1e-05 here.*Give the name of a folder"),
+    ],
+)
+def test_convert_refuses_what_the_other_cannot_express(
+    kwargs: dict, to: str | None, why: str, tmp_path: Path
+) -> None:
+    model = tiny(**kwargs)
+    timm.models.save_for_hf(model, str(tmp_path / "ours"), safe_serialization=True)
+    with pytest.raises(UserError, match=why):
+        convert_file(tmp_path / "ours", tmp_path / "out.pth", to=to)
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_flat_stem_that_may_be_read_in_two_ways(tmp_path: Path) -> None:
+    state = lucidrains_state(16, c=1)  # 64 numbers a patch: 1 x 8 x 8, or 4 x 4 x 4
+    path = save(state, tmp_path / "grey.pth")
+    with pytest.raises(CheckpointError, match="64 numbers.*--patch-size H W"):
+        convert_file(path, tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="a patch of 5 x 5"):
+        convert_file(path, tmp_path / "ours", patch_size=(5, 5))
+    convert_file(path, tmp_path / "ours", patch_size=(8, 8))
+    model = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True, dtype=torch.float64).eval()
+    x = images(2, 1, 32, 32).double()
+    torch.testing.assert_close(model(x), lucidrains_forward(state, x), rtol=0, atol=1e-10)
+    # a live model tells by itself
+    live = tiny(in_chans=1, **LUCIDRAINS, dtype=torch.float64)
+    load_checkpoint(live, path)
+    torch.testing.assert_close(live(x), lucidrains_forward(state, x), rtol=0, atol=1e-10)

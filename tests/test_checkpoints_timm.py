@@ -1,0 +1,145 @@
+"""timm's own routes: checkpoint_path, local-dir, save_for_hf, features_only, a state dict in the cfg."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from tiny import TINY, images, tiny
+from torch import nn
+
+from gmlp_vision import CheckpointError, load_checkpoint
+from gmlp_vision.checkpoints import checkpoint_filter_fn, convert_file
+from gmlp_vision.layers.resample import resample_operator
+
+W = "blocks.0.mlp_channels.gate.proj.weight"
+
+
+def same(model: nn.Module, other: nn.Module) -> bool:
+    a, b = model.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def local_dir(folder: Path, **kwargs: object) -> nn.Module:
+    return timm.create_model(f"local-dir:{folder}", pretrained=True, **kwargs).eval()
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors"])
+def test_checkpoint_path_loads_strictly_at_equal_size(name: str, tmp_path: Path) -> None:
+    source = tiny()
+    if name == "x.pth":
+        torch.save({"state_dict": {f"module.{k}": v for k, v in source.state_dict().items()}}, tmp_path / name)
+    else:
+        safetensors.torch.save_file(source.state_dict(), tmp_path / name)
+    model = timm.create_model("gmlp_ti16", checkpoint_path=str(tmp_path / name), **TINY)
+    assert same(model, source)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        timm.create_model("gmlp_ti16", checkpoint_path=str(tmp_path / name), **{**TINY, "img_size": 48})
+
+
+def test_another_size_by_the_overlay_or_by_converting_first(tmp_path: Path) -> None:
+    source = tiny()
+    torch.save(source.state_dict(), tmp_path / "x.pth")
+    overlay = {"file": str(tmp_path / "x.pth")}
+    overlaid = timm.create_model(
+        "gmlp_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **{**TINY, "img_size": 48}
+    )
+    convert_file(tmp_path / "x.pth", tmp_path / "x48.pth", img_size=(48, 48))
+    converted = timm.create_model(
+        "gmlp_ti16", checkpoint_path=str(tmp_path / "x48.pth"), **{**TINY, "img_size": 48}
+    )
+    assert same(converted, overlaid)
+    assert torch.equal(converted.state_dict()[W], resample_operator(source.state_dict()[W], (4, 4), (6, 6)))
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_save_for_hf_and_back(safe: bool, tmp_path: Path) -> None:
+    source = tiny(img_size=(16, 64), in_chans=1, norm_eps=1e-4)
+    timm.models.save_for_hf(source, str(tmp_path / "d"), safe_serialization=safe)
+    model = local_dir(tmp_path / "d")
+    assert same(model, source)
+    x = images(2, 1, 16, 64)
+    assert torch.equal(model(x), source(x))
+    assert model.pretrained_cfg["input_size"] == (1, 16, 64)
+
+
+def test_a_folder_at_another_size_class_count_and_channels(tmp_path: Path) -> None:
+    source = tiny(img_size=(16, 64))  # 2 x 8 tokens, as only config.json tells
+    timm.models.save_for_hf(source, str(tmp_path / "d"), safe_serialization=True)
+    model = local_dir(tmp_path / "d", img_size=(48, 32), num_classes=7, in_chans=1)
+    by_hand = tiny(img_size=(48, 32), num_classes=7, in_chans=1)
+    load_checkpoint(by_hand, tmp_path / "d")
+    assert torch.equal(model.state_dict()[W], resample_operator(source.state_dict()[W], (2, 8), (6, 4)))
+    assert all(torch.equal(v, by_hand.state_dict()[k]) for k, v in model.state_dict().items() if "head" not in k)
+    assert model(images(2, 1, 48, 32)).shape == (2, 7)
+
+
+def test_after_set_input_size_a_folder_holds_the_new_size(tmp_path: Path) -> None:
+    source = tiny()
+    source.set_input_size(img_size=(40, 24))
+    timm.models.save_for_hf(source, str(tmp_path / "d"), safe_serialization=True)
+    assert same(local_dir(tmp_path / "d"), source)
+    # and it is what a third size starts from
+    third = local_dir(tmp_path / "d", img_size=32)
+    expected = resample_operator(source.state_dict()[W], (5, 3), (4, 4))
+    assert torch.equal(third.state_dict()[W], expected)
+
+
+def test_features_only_takes_weights_at_any_size(tmp_path: Path) -> None:
+    source = tiny()
+    torch.save(source.state_dict(), tmp_path / "x.pth")
+    for img_size in (32, 48):
+        whole = tiny(img_size=img_size)
+        load_checkpoint(whole, tmp_path / "x.pth")
+        net = timm.create_model(
+            "gmlp_ti16",
+            pretrained=True,
+            features_only=True,
+            out_indices=(0, 1),
+            pretrained_cfg_overlay={"file": str(tmp_path / "x.pth")},
+            **{**TINY, "img_size": img_size},
+        ).eval()
+        x = images(2, 3, img_size, img_size)
+        expected = whole.forward_intermediates(x, norm=False, intermediates_only=True)
+        assert expected[1].std() > 1e-3
+        for got, want in zip(net(x), expected, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_a_state_dict_in_the_cfg_in_whatever_wrapping() -> None:
+    source = tiny()
+    wrapped = {f"_orig_mod.module._orig_mod.{k}": v for k, v in source.state_dict().items()}
+    for state in (source.state_dict(), {"state_dict": wrapped}, {"state_dict_ema": wrapped, "state_dict": {}}):
+        overlay = {"state_dict": state}
+        model = timm.create_model("gmlp_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **TINY)
+        assert same(model, source)
+
+
+def test_the_filter_raises_no_type_error() -> None:
+    """timm would call it again, with one argument, and hide what was wrong."""
+    model = timm.create_model("gmlp_ti16", **TINY)
+    junk = [None, 3, [], {}, {"a": 1}, {1: torch.ones(1)}, {"state_dict": [1]}, {"model_ema": {"a": None}}]
+    for state in junk:
+        with pytest.raises(CheckpointError):
+            checkpoint_filter_fn(state, model)
+
+
+def test_config_json_with_junk_in_it_is_no_type_error(tmp_path: Path) -> None:
+    timm.models.save_for_hf(tiny(), str(tmp_path), safe_serialization=True)
+    good = json.loads((tmp_path / "config.json").read_text())
+    for junk in (None, 3, [], {"img_size": {}}, {"norm_eps": []}):
+        (tmp_path / "config.json").write_text(json.dumps({**good, "model_args": junk}))
+        try:
+            load_checkpoint(tiny(), tmp_path)
+        except CheckpointError as error:
+            assert "norm_eps=[]" in str(error)  # noqa: PT017  the others load
+
+
+def test_the_real_checkpoint_names_are_ours() -> None:
+    """timm's released weights are for the very tensors that gmlp_s16 has."""
+    theirs = timm.create_model("gmlp_s16_224", device="meta").state_dict()
+    ours = timm.create_model("gmlp_s16", device="meta").state_dict()
+    assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in ours.items()}
+    assert timm.get_pretrained_cfg("gmlp_s16").hf_hub_id == timm.get_pretrained_cfg("gmlp_s16_224").hf_hub_id

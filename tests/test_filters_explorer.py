@@ -1,0 +1,108 @@
+"""The page's data and size. What the page does is tested in test_explorer_browser.py."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from tiny import perturb, tiny
+
+from gmlp_vision.filters import extract, measure, toeplitz_average, write_explorer
+from gmlp_vision.filters.explorer import quantise
+
+
+def data_of(path: Path) -> dict:
+    return json.loads(
+        re.search(r'<script type="application/json" id="bank">(.*?)</script>', path.read_text(), re.S)[1]
+    )
+
+
+def numbers(text: str, kind: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), kind)
+
+
+@given(st.integers(1, 12), st.integers(0, 9), st.sampled_from([1e-30, 1e-6, 1.0, 1e6]))
+@settings(deadline=None, max_examples=30)
+def test_no_weight_is_off_by_more_than_half_a_step_of_its_row(n: int, seed: int, size: float) -> None:
+    matrix = torch.randn(n, n, generator=torch.Generator().manual_seed(seed)) * size
+    matrix[0] = 0
+    whole, scale = quantise(matrix)
+    half_a_step = matrix.abs().amax(1, keepdim=True) / 254
+    assert ((whole * scale[:, None] - matrix).abs() <= half_a_step * 1.0001).all()
+    assert (whole[0] == 0).all()
+
+
+def test_the_page_holds_the_bank(tmp_path: Path) -> None:
+    bank = extract(tiny(img_size=(32, 48)))
+    error = write_explorer(bank, tmp_path / "e.html")
+    data = data_of(tmp_path / "e.html")
+    assert data["grid"] == [4, 6]
+    errors = []
+    for layer, row, held in zip(bank.layers, bank.stats(), data["layers"], strict=True):
+        weight = numbers(held["weight"], "<i1").reshape(24, 24) * numbers(held["scale"], "<f4")[:, None]
+        errors.append(np.abs(weight - layer.matrix.numpy()).max())
+        assert held["name"] == layer.name
+        assert np.array_equal(numbers(held["bias"], "<f4"), layer.bias)
+        kernel = toeplitz_average(layer.matrix, bank.grid)
+        assert np.array_equal(numbers(held["kernel"], "<f4").reshape(7, 11), kernel)
+        assert held["locality"] == row.locality == measure.locality(layer.matrix, bank.grid)
+    assert 0 < max(errors) == pytest.approx(error) == pytest.approx(data["error"])
+
+
+def test_gmlp_b_fits_in_3_mb(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)  # noise, which nothing could compress
+    shapes = {"weight": (196, 196), "bias": (196,)}
+    state = {
+        f"blocks.{i}.mlp_channels.gate.proj.{key}": torch.randn(shape, generator=generator)
+        for i in range(30)
+        for key, shape in shapes.items()
+    }
+    write_explorer(extract(state), tmp_path / "b.html")
+    assert (tmp_path / "b.html").stat().st_size <= 3_000_000
+
+
+def test_the_page_asks_for_nothing_outside(tmp_path: Path) -> None:
+    write_explorer(extract(tiny()), tmp_path / "e.html")
+    page = tmp_path.joinpath("e.html").read_text()
+    assert "default-src 'none'" in page
+    assert not re.search(r"https?://|@import|<link[^>]*stylesheet|src=[\"'](?!data:)", page)
+
+
+def test_a_name_cannot_break_out_of_the_data(tmp_path: Path) -> None:
+    folder = tmp_path / "</script><b>"
+    folder.mkdir(parents=True)
+    torch.save(tiny().state_dict(), folder / "w.pth")
+    write_explorer(extract(folder / "w.pth"), tmp_path / "e.html")
+    assert "</script><b>" not in (tmp_path / "e.html").read_text()
+    assert data_of(tmp_path / "e.html")["source"] == str(folder / "w.pth")
+
+
+def test_a_mixer_shows_its_products(tmp_path: Path) -> None:
+    bank = extract(perturb(timm.create_model("mixer_s32_224", img_size=(64, 96))))
+    write_explorer(bank, tmp_path / "e.html")
+    assert {x["note"] for x in data_of(tmp_path / "e.html")["layers"]} == {"ignores the non-linearity"}
+
+
+def test_an_image_is_put_in_small(tmp_path: Path) -> None:
+    Image.new("RGBA", (1200, 900), "red").save(tmp_path / "photo.png")
+    write_explorer(extract(tiny()), tmp_path / "e.html", tmp_path / "photo.png")
+    kind, _, text = data_of(tmp_path / "e.html")["photo"].partition(",")
+    assert kind == "data:image/jpeg;base64"
+    (tmp_path / "back.jpg").write_bytes(base64.b64decode(text))
+    with Image.open(tmp_path / "back.jpg") as image:
+        assert image.size == (512, 384)
+
+
+def test_zero_has_a_page_too(tmp_path: Path) -> None:
+    model = tiny()
+    for block in model.blocks:
+        block.mlp_channels.gate.proj.weight.data.zero_()
+    assert write_explorer(extract(model), tmp_path / "e.html") == 0
+    assert data_of(tmp_path / "e.html")["layers"][0]["toeplitz_share"] is None

@@ -1,0 +1,49 @@
+"""The README does what it says: its Python runs, its commands and links exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gmlp_vision.cli import make_parser
+from gmlp_vision.recipes import find_recipe
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Each `gmlp-vision` call of the shell blocks."""
+    return re.findall(r"(?<![\w\"/-])gmlp-vision ([^\n&|)#]+)", "\n".join(blocks("sh")))
+
+
+def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(blocks("python")) >= 2
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(block, names)
+    assert names["features"].shape == (1, 64, 128)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_is_one_the_parser_takes(command: str) -> None:
+    args = make_parser().parse_args(shlex.split(command))
+    if command.startswith("recipe") and args.name:
+        find_recipe(args.name)
+
+
+def test_there_are_commands() -> None:
+    assert {c.split()[0] for c in commands()} >= {"demo", "recipe", "run"}
+
+
+def test_files_that_the_readme_names_exist() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", README) + re.findall(r"`([\w./]+/)`", README)
+    missing = [link for link in links if not link.startswith("runs/") and not (ROOT / link).exists()]
+    assert len(links) > 8
+    assert not missing
