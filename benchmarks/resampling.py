@@ -31,7 +31,7 @@ SIZES = [(s, s, 4) for s in (24, 28, 32, 36, 40, 48, 64)] + [(32, 48, 4), (64, 6
 
 
 def two_sided(weight: torch.Tensor, old: Grid, new: Grid) -> torch.Tensor:
-    """Rows and columns both resized by R, then scaled by n / n', since a token now stands for less or more."""
+    """Rows and columns both resized by R, and scaled by n / n', as a token then stands for less or more."""
     (r_h, _), (r_w, _) = (axis_matrices(o, n, weight.device) for o, n in zip(old, new, strict=True))
     r = torch.kron(r_h, r_w)
     return (r @ weight.double() @ r.T * (weight.shape[0] / r.shape[0])).to(weight.dtype)

@@ -7,7 +7,6 @@ Shapes: B batch, N = H * W tokens, C channels, D width, E hidden width, K classe
 """
 
 import torch
-from torch.nn import functional as F
 
 State = dict[str, torch.Tensor]
 
@@ -31,7 +30,9 @@ class Weights:
         self.draw(f"{name}.bias", width)
 
 
-def lucidrains_state(n: int, patch: tuple[int, int] = (8, 8), c: int = 3, d: int = 16, e: int = 64, k: int = 5) -> State:
+def lucidrains_state(
+    n: int, patch: tuple[int, int] = (8, 8), c: int = 3, d: int = 16, e: int = 64, k: int = 5
+) -> State:
     w = Weights()
     w.linear("to_patch_embed.1", d, c * patch[0] * patch[1])
     for i in range(2):
@@ -81,7 +82,7 @@ def jaketae_state(n: int, patch: int = 8, c: int = 3, d: int = 16, ffn: int = 24
 
 def jaketae_forward(s: State, images: torch.Tensor) -> torch.Tensor:
     kernel = s["patcher.weight"]
-    x = F.unfold(images, kernel.shape[2:], stride=kernel.shape[2:]).transpose(1, 2)
+    x = torch.nn.functional.unfold(images, kernel.shape[2:], stride=kernel.shape[2:]).transpose(1, 2)
     x = x @ kernel.flatten(1).T + s["patcher.bias"]
     for i in range(2):
         at = f"model.{i}"

@@ -37,7 +37,12 @@ def quiet(state: State) -> State:
 @pytest.mark.parametrize("small_tokens", [False, True])
 @pytest.mark.parametrize(("name", "make", "forward", "settings"), OTHERS)
 def test_computes_what_the_other_implementation_does(
-    name: str, make: Callable[..., State], forward: Forward, settings: dict, small_tokens: bool, tmp_path: Path
+    name: str,
+    make: Callable[..., State],
+    forward: Forward,
+    settings: dict,
+    small_tokens: bool,
+    tmp_path: Path,
 ) -> None:
     state = quiet(make(16)) if small_tokens else make(16)
     model = tiny(**settings, dtype=torch.float64)
@@ -151,7 +156,7 @@ def test_an_explicit_name_wins_over_the_keys(tmp_path: Path) -> None:
 def test_attention_is_refused_and_why(tmp_path: Path) -> None:
     state = lucidrains_state(16)
     state["layers.0.fn.fn.attn.to_qkv.weight"] = torch.zeros(24, 16)
-    with pytest.raises(CheckpointError, match="attn_dim.*aMLP"):
+    with pytest.raises(CheckpointError, match=r"attn_dim.*aMLP"):
         load_checkpoint(tiny(**LUCIDRAINS), save(state, tmp_path / "amlp.pth"))
 
 
@@ -171,7 +176,9 @@ def test_a_model_with_other_settings_is_refused(pretrained: bool, tmp_path: Path
     def load(**settings: object) -> None:
         if pretrained:
             overlay = {"file": str(path)}
-            timm.create_model("gmlp_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **TINY, **settings)
+            timm.create_model(
+                "gmlp_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **TINY, **settings
+            )
         else:
             load_checkpoint(tiny(**settings), path)
 
@@ -196,7 +203,11 @@ def test_settings_in_config_json_are_held_against_the_model(tmp_path: Path) -> N
         ({}, "jaketae", "norm_eps is 1e-05 there and 1e-06 here; final_norm is False there and True here"),
         (LUCIDRAINS, "timm", "norm_eps is 1e-06 there and 1e-05 here"),
         (LUCIDRAINS, "jaketae", "final_norm is False there and True here"),
-        ({**LUCIDRAINS, "mlp_ratio": 3.5}, "lucidrains", "the hidden width, 56, would have to be a multiple of 16"),
+        (
+            {**LUCIDRAINS, "mlp_ratio": 3.5},
+            "lucidrains",
+            "the hidden width, 56, would have to be a multiple of 16",
+        ),
         ({**LUCIDRAINS, "num_classes": 0}, "lucidrains", "there is always a head there, and none here"),
         ({**JAKETAE, "img_size": (32, 64)}, "jaketae", "image and patch are square there, and not here"),
         (LUCIDRAINS, None, "norm_eps is 1e-06 there and 1e-05 here.*Give the name of a folder"),
@@ -215,7 +226,7 @@ def test_convert_refuses_what_the_other_cannot_express(
 def test_a_flat_stem_that_may_be_read_in_two_ways(tmp_path: Path) -> None:
     state = lucidrains_state(16, c=1)  # 64 numbers a patch: 1 x 8 x 8, or 4 x 4 x 4
     path = save(state, tmp_path / "grey.pth")
-    with pytest.raises(CheckpointError, match="64 numbers.*--patch-size H W"):
+    with pytest.raises(CheckpointError, match=r"64 numbers.*--patch-size H W"):
         convert_file(path, tmp_path / "ours")
     with pytest.raises(CheckpointError, match="a patch of 5 x 5"):
         convert_file(path, tmp_path / "ours", patch_size=(5, 5))

@@ -1,4 +1,4 @@
-"""Damaged files, by the hundred: each loads to exactly the right tensors or is refused, and nothing else changes."""
+"""Damaged files, by the hundred: each loads to exactly the right tensors or is refused, and no more."""
 
 import hashlib
 import io
@@ -17,8 +17,10 @@ from tiny import TINY, tiny
 from gmlp_vision import CheckpointError, load_checkpoint
 
 State = dict[str, torch.Tensor]
-GOOD: State = {k: v.clone() for k, v in tiny().state_dict().items()}
-MODEL = tiny()
+with torch.random.fork_rng():  # the same mutants in every run
+    torch.manual_seed(0)
+    GOOD: State = {k: v.clone() for k, v in tiny().state_dict().items()}
+    MODEL = tiny()
 BEFORE: State = {k: v.clone() for k, v in MODEL.state_dict().items()}
 
 
@@ -42,7 +44,12 @@ def boundaries(data: bytes) -> set[int]:
     """Where one part of the file ends and the next begins."""
     if data is SAFE:
         header = json.loads(SAFE[8:HEADER])
-        return {0, 8, HEADER, *(HEADER + v["data_offsets"][0] for k, v in header.items() if k != "__metadata__")}
+        return {
+            0,
+            8,
+            HEADER,
+            *(HEADER + v["data_offsets"][0] for k, v in header.items() if k != "__metadata__"),
+        }
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         starts = {info.header_offset for info in archive.infolist()}
         names = {info.header_offset + 30 + len(info.filename) for info in archive.infolist()}
@@ -66,7 +73,7 @@ def header_flips() -> Iterator[tuple[str, bytes]]:
         yield ".safetensors", flipped(SAFE, bit)
     with zipfile.ZipFile(io.BytesIO(PTH)) as archive:
         directory = archive.start_dir
-    for bit in [*rng.sample(range(8 * 2000), 60), *rng.sample(range(8 * directory, 8 * len(PTH)), 60)]:
+    for bit in [*rng.sample(range(8 * 2000), 60), *rng.sample(range(8 * directory, 8 * len(PTH)), 200)]:
         yield ".pth", flipped(PTH, bit)
 
 
@@ -97,18 +104,47 @@ def other_tensors() -> Iterator[tuple[str, State]]:
 
 def other_contents() -> Iterator[object]:
     yield from ({"a": GOOD}, {"state_dict": {"state_dict": GOOD}}, {"model": {"model": {"model": GOOD}}})
-    yield from ([GOOD], (GOOD,), None, 1, "text", {}, {"state_dict": {}}, {"state_dict_ema": []}, {"model": None})
+    yield from (
+        [GOOD],
+        (GOOD,),
+        None,
+        1,
+        "text",
+        {},
+        {"state_dict": {}},
+        {"state_dict_ema": []},
+        {"model": None},
+    )
     yield from ({"state_dict": GOOD["norm.bias"]}, {**GOOD, "norm.bias": 1.0}, {**GOOD, "norm.bias": None})
-    yield from ({**GOOD, "norm.bias": [1.0] * 16}, {**GOOD, 7: GOOD["norm.bias"]}, {"module.": GOOD["norm.bias"]})
+    yield from (
+        {**GOOD, "norm.bias": [1.0] * 16},
+        {**GOOD, 7: GOOD["norm.bias"]},
+        {"module.": GOOD["norm.bias"]},
+    )
     yield {**GOOD, "module.norm.bias": GOOD["norm.bias"]}
 
 
-OTHER_BYTES = (b"", b"\0" * 100, b"hello\n", b"{}", b"PK\x03\x04", PTH[::-1], SAFE[::-1], b"\x80\x02}q\0.", b"<html>")
-# a header that says more than there is: 2 GiB of JSON, a tensor that begins beyond the end, one of no known dtype
-for _text in ('{"a":{"dtype":"F32","shape":[9999999999],"data_offsets":[0,39999999996]}}',
-              '{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', "[]", "{}", '{"a":1}'):  # fmt: skip
-    OTHER_BYTES += (len(_text).to_bytes(8, "little") + _text.encode() + b"\0" * 4,)
-OTHER_BYTES += ((2**31).to_bytes(8, "little") + b"{}", (2**64 - 1).to_bytes(8, "little") + b"{}")
+OTHER_BYTES = (
+    b"",
+    b"\0" * 100,
+    b"hello\n",
+    b"{}",
+    b"PK\x03\x04",
+    PTH[::-1],
+    SAFE[::-1],
+    b"\x80\x02}q\0.",
+    b"<html>",
+)
+# safetensors' headers: of a tensor that ends beyond the file, of an unknown dtype, and of none
+HEADERS = (
+    '{"a":{"dtype":"F32","shape":[9999999999],"data_offsets":[0,39999999996]}}',
+    '{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}',
+    '{"a":1}',
+    "{}",
+    "[]",
+)
+OTHER_BYTES += tuple(len(h).to_bytes(8, "little") + h.encode() + b"\0" * 4 for h in HEADERS)
+OTHER_BYTES += tuple(size.to_bytes(8, "little") + b"{}" for size in (2**31, 2**64 - 1))
 
 
 def check(path: Path, fault: str, expected: State | None = GOOD, sha256: str | None = None) -> bool:
@@ -117,9 +153,8 @@ def check(path: Path, fault: str, expected: State | None = GOOD, sha256: str | N
     wanted = expected
     try:
         load_checkpoint(MODEL, path, sha256=sha256)
-    except CheckpointError as error:
+    except CheckpointError:
         wanted = BEFORE
-        assert 10 < len(str(error)) < 2000, fault
     assert wanted is not None, f"{fault}: loaded"
     own = MODEL.state_dict()
     assert own.keys() == wanted.keys(), fault
@@ -131,7 +166,9 @@ def test_the_good_files_load(tmp_path: Path) -> None:
     for name, data in (("x.pth", PTH), ("y.pth", OLD), ("x.safetensors", SAFE)):
         (tmp_path / name).write_bytes(data)
         assert not check(tmp_path / name, name)
-    assert not torch.equal(GOOD["stem.proj.weight"], BEFORE["stem.proj.weight"])  # a load can be told from none
+    assert not torch.equal(
+        GOOD["stem.proj.weight"], BEFORE["stem.proj.weight"]
+    )  # a load can be told from none
 
 
 def test_truncated_at_every_boundary(tmp_path: Path) -> None:
@@ -148,8 +185,8 @@ def test_a_flipped_bit_in_a_header(tmp_path: Path) -> None:
     for i, (suffix, data) in enumerate(header_flips()):
         (tmp_path / f"x{suffix}").write_bytes(data)
         refused.append(check(tmp_path / f"x{suffix}", f"{suffix} flip {i}"))
-    assert len(refused) == 264
-    assert sum(refused) > 150  # the others are in what no reader looks at: a time stamp, padding
+    assert len(refused) == 404
+    assert sum(refused) > 200  # the others are in what no reader looks at: a time stamp, padding
 
 
 def test_a_flipped_bit_anywhere_is_caught_by_the_crc_or_the_hash(tmp_path: Path) -> None:
@@ -168,7 +205,9 @@ def test_tensors_that_are_missing_extra_or_of_another_kind(suffix: str, tmp_path
     for fault, state in other_tensors():
         path = tmp_path / f"x{suffix}"
         path.write_bytes(as_pth(state) if suffix == ".pth" else safetensors.torch.save(state))
-        as_a_convolution = fault.endswith("deeper") and ".gate.proj." in fault  # (1, N, N), and nothing is lost
+        as_a_convolution = (
+            fault.endswith("deeper") and ".gate.proj." in fault
+        )  # (1, N, N), and nothing is lost
         assert check(path, fault, expected=GOOD if as_a_convolution else None) != as_a_convolution, fault
         count += 1
     assert count > 200
@@ -183,7 +222,10 @@ def test_timms_route_refuses_the_same_tensors(tmp_path: Path) -> None:
                 continue
             with pytest.raises(CheckpointError):
                 timm.create_model(
-                    "gmlp_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **{**TINY, "num_classes": classes}
+                    "gmlp_ti16",
+                    pretrained=True,
+                    pretrained_cfg_overlay=overlay,
+                    **{**TINY, "num_classes": classes},
                 )
 
 

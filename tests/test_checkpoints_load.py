@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import pickle
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def same(state: dict, other: dict) -> bool:
     return state.keys() == other.keys() and all(torch.equal(state[k], other[k]) for k in state)
 
 
-# -- forms ----------------------------------------------------------------------------------------------------
+# -- forms ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pth", "x.pt", "x.pth.tar", "x.bin"])
@@ -81,7 +82,7 @@ def test_the_grid_of_a_train_py_file_is_the_one_it_was_trained_on(tmp_path: Path
     assert report.adapted["blocks.0.mlp_channels.gate.proj.weight"].startswith("grid 2 x 8 ")
 
 
-# -- raw or EMA, and prefixes ---------------------------------------------------------------------------------
+# -- raw or EMA, and prefixes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("raw_key", ["state_dict", "model"])
@@ -114,7 +115,10 @@ def test_ema_that_is_not_there(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "x.pth", "best")
 
 
-@given(st.lists(st.sampled_from(["module.", "_orig_mod."]), max_size=6), st.sampled_from([*"xy", "state_dict_ema"]))
+@given(
+    st.lists(st.sampled_from(["module.", "_orig_mod."]), max_size=6),
+    st.sampled_from([*"xy", "state_dict_ema"]),
+)
 def test_any_stack_of_prefixes_is_stripped(prefixes: list[str], key: str) -> None:
     wrapped = OrderedDict(("".join(prefixes) + name, tensor) for name, tensor in STATE.items())
     state, weights = select_weights({key: wrapped} if key == "state_dict_ema" else wrapped, "auto", "x")
@@ -132,7 +136,7 @@ def test_the_same_tensor_with_and_without_a_prefix() -> None:
         select_weights({"a": torch.ones(1), "module.a": torch.zeros(1)}, "auto", "x")
 
 
-# -- hashes ---------------------------------------------------------------------------------------------------
+# -- hashes --------------------------------------------------------------------------------------------------
 
 
 def flip(path: Path, at: int) -> None:
@@ -148,7 +152,7 @@ def test_a_known_hash_is_held_against_the_file(tmp_path: Path) -> None:
     assert read_checkpoint(path, sha256=sha256.upper()).sha256 == sha256
     flip(path, -1)
     assert not same(read_checkpoint(path).state_dict, STATE)  # nothing in the file itself tells
-    with pytest.raises(CheckpointError, match=f"damaged.*expected {sha256}"):
+    with pytest.raises(CheckpointError, match=rf"damaged.*expected {sha256}"):
         read_checkpoint(path, sha256=sha256)
 
 
@@ -171,7 +175,22 @@ def test_a_flipped_bit_in_a_pth_is_caught_by_its_crc(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-# -- what is refused ------------------------------------------------------------------------------------------
+def test_an_entry_that_poses_as_a_folder(tmp_path: Path) -> None:
+    """torch takes it for empty: its tensor is whatever the memory held."""
+    path = tmp_path / "x.pth"
+    torch.save(STATE, path)
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.read("x/data/0")
+        directory = archive.start_dir
+    assert entry == STATE["a.weight"].numpy().tobytes()
+    data = path.read_bytes()
+    name = data.index(b"x/data/0", directory)  # after 46 bytes, of which 38 to 41 are the attributes
+    path.write_bytes(data[: name - 8] + b"\x10" + data[name - 7 :])
+    with pytest.raises(CheckpointError, match="the kind of x/data/0 is wrong"):
+        read_checkpoint(path)
+
+
+# -- what is refused -----------------------------------------------------------------------------------------
 
 
 class Malicious:
@@ -205,7 +224,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(form: str, place: str, t
     for load in (lambda: read_checkpoint(path), lambda: load_checkpoint(model, path)):
         with pytest.raises(CheckpointError):
             load()
-    with pytest.raises(Exception, match="."):
+    with pytest.raises(Exception, match=r"."):
         timm.create_model("gmlp_ti16", pretrained=True, pretrained_cfg_overlay={"file": str(path)}, **TINY)
     assert not proof.exists()
     assert same(model.state_dict(), before)
@@ -218,7 +237,9 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(form: str, place: str, t
 
 def test_a_whole_model_is_refused_and_what_to_do(tmp_path: Path) -> None:
     torch.save(tiny(), tmp_path / "x.pth")
-    with pytest.raises(CheckpointError, match=r"refused.*gmlp_vision\.models\.gmlp\.GMlp.*state_dict\(\) alone"):
+    with pytest.raises(
+        CheckpointError, match=r"refused.*gmlp_vision\.models\.gmlp\.GMlp.*state_dict\(\) alone"
+    ):
         read_checkpoint(tmp_path / "x.pth")
 
 

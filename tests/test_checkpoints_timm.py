@@ -30,7 +30,9 @@ def local_dir(folder: Path, **kwargs: object) -> nn.Module:
 def test_checkpoint_path_loads_strictly_at_equal_size(name: str, tmp_path: Path) -> None:
     source = tiny()
     if name == "x.pth":
-        torch.save({"state_dict": {f"module.{k}": v for k, v in source.state_dict().items()}}, tmp_path / name)
+        torch.save(
+            {"state_dict": {f"module.{k}": v for k, v in source.state_dict().items()}}, tmp_path / name
+        )
     else:
         safetensors.torch.save_file(source.state_dict(), tmp_path / name)
     model = timm.create_model("gmlp_ti16", checkpoint_path=str(tmp_path / name), **TINY)
@@ -72,7 +74,9 @@ def test_a_folder_at_another_size_class_count_and_channels(tmp_path: Path) -> No
     by_hand = tiny(img_size=(48, 32), num_classes=7, in_chans=1)
     load_checkpoint(by_hand, tmp_path / "d")
     assert torch.equal(model.state_dict()[W], resample_operator(source.state_dict()[W], (2, 8), (6, 4)))
-    assert all(torch.equal(v, by_hand.state_dict()[k]) for k, v in model.state_dict().items() if "head" not in k)
+    assert all(
+        torch.equal(v, by_hand.state_dict()[k]) for k, v in model.state_dict().items() if "head" not in k
+    )
     assert model(images(2, 1, 48, 32)).shape == (2, 7)
 
 
@@ -111,7 +115,11 @@ def test_features_only_takes_weights_at_any_size(tmp_path: Path) -> None:
 def test_a_state_dict_in_the_cfg_in_whatever_wrapping() -> None:
     source = tiny()
     wrapped = {f"_orig_mod.module._orig_mod.{k}": v for k, v in source.state_dict().items()}
-    for state in (source.state_dict(), {"state_dict": wrapped}, {"state_dict_ema": wrapped, "state_dict": {}}):
+    for state in (
+        source.state_dict(),
+        {"state_dict": wrapped},
+        {"state_dict_ema": wrapped, "state_dict": {}},
+    ):
         overlay = {"state_dict": state}
         model = timm.create_model("gmlp_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **TINY)
         assert same(model, source)

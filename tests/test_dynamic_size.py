@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from PIL import Image
+from timm.data import create_loader
 from timm.models import get_model_input_config, save_for_hf
 from tiny import TINY, images, perturb, tiny
 from torch import nn
 
 from gmlp_vision.layers import DynamicSpatialProjection
 
-OTHER_SIZES = [(48, 64), (64, 48), (24, 24), (24, 56), (8, 8)]  # 48 x 64 and 64 x 48 have as many tokens
+# the first two have as many tokens as each other, the third as many as the model's own 32 x 32
+OTHER_SIZES = [(48, 64), (64, 48), (16, 64), (24, 24), (8, 56)]
 
 
 def dynamic(**kwargs: object) -> nn.Module:
@@ -181,6 +184,43 @@ def test_features_only_takes_any_size() -> None:
     assert model.default_cfg["fixed_input_size"] is False
 
 
+class RedOrBlue(torch.utils.data.Dataset):
+    """24 plain pictures of two classes; timm's loader wraps its transforms, one a size, around it."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+        return Image.new("RGB", (40, 40), (200, 0, 0) if i % 2 else (0, 0, 200)), i % 2
+
+
+def test_timms_scheduled_resolution_loader_trains_it() -> None:
+    loader = create_loader(
+        RedOrBlue(),
+        input_size=(3, 32, 32),
+        input_size_choices=[24, 32, 48],
+        batch_size=4,
+        batch_choice_seed=0,
+        is_training=True,
+        num_workers=0,
+        use_prefetcher=False,
+        device=torch.device("cpu"),
+    )
+    model = dynamic(num_classes=2).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    sizes, losses = set(), []
+    for _ in range(4):
+        for x, y in loader:
+            sizes.add(tuple(x.shape[-2:]))
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert sizes == {(24, 24), (32, 32), (48, 48)}
+    assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
+
+
 def test_set_input_size_changes_the_size_its_weights_belong_to() -> None:
     model, x = dynamic(), images(2, 3, 48, 24)
     with torch.no_grad():
@@ -290,6 +330,7 @@ def test_copies_compute_the_same_and_go_their_own_way(how: str) -> None:
             torch.save(model, buffer)
             buffer.seek(0)
             twin = torch.load(buffer, weights_only=False)
+        assert not projections(twin)[0].kept.operators  # nothing is copied or written that can be made again
         same(twin(x), expected)
         perturb(twin, seed=5)
         assert not torch.allclose(twin(x), expected, atol=1e-3)
@@ -391,6 +432,25 @@ def test_weights_given_for_one_call_are_used_in_that_call_alone() -> None:
         during = torch.func.functional_call(model, other, (x,))
         assert not torch.allclose(during, before, atol=1e-3)
         same(model(x), before)
+
+
+def test_an_ensemble_under_vmap() -> None:
+    models, x = [dynamic(), dynamic()], images(2, 3, 48, 24)
+    with torch.no_grad():
+        expected = torch.stack([model(x) for model in models])
+        state = torch.func.stack_module_state(models)[0]
+        for _ in range(2):
+            logits = torch.vmap(lambda p: torch.func.functional_call(models[0], p, (x,)))(state)
+            same(logits, expected)
+
+
+def test_a_model_made_under_inference_mode() -> None:
+    with torch.inference_mode():
+        model, x = dynamic(), images(2, 3, 48, 24)
+        before = model(x)
+        perturb(model, seed=5)  # such weights have no version to tell it by
+        same(model(x), fixed_at((48, 24), model)(x))
+        assert not torch.allclose(model(x), before, atol=1e-3)
 
 
 def test_only_the_last_grids_are_kept() -> None:

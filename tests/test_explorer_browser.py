@@ -182,8 +182,12 @@ def test_several_tokens_show_their_mean(page: Page, bank: FilterBank, file: tupl
     assert page["chosen"].text == "mean of 3: (1, 2) (0, 0) (3, 5)"
     mean = torch.stack([bank.layers[0].filter(t) for t in ((1, 2), (0, 0), (3, 5))]).mean(0)
     assert page.value((2, 3)) == pytest.approx(mean[2, 3].item(), abs=file[1])
+    page.over(page["picker"], (2, 2)).perform()
+    assert page["chosen"].text == "mean of 4: (1, 2) (0, 0) (3, 5) (2, 2)"
     page.pick((0, 0))  # once more: taken out again
     assert page["chosen"].text == "mean of 2: (1, 2) (3, 5)"
+    page["several"].click()
+    assert page["chosen"].text == "token (3, 5)"
 
 
 def test_the_keyboard_does_everything(page: Page, bank: FilterBank, file: tuple[str, float]) -> None:
@@ -240,10 +244,10 @@ def test_the_range_of_colours(page: Page, bank: FilterBank, file: tuple[str, flo
 
 
 def test_an_image_lies_under_the_grid(page: Page, tmp_path: Path) -> None:
-    # 60 x 60, of which the 4 x 6 grid keeps the middle 40 rows: 10 pixels of green go above and below
-    image = Image.new("RGB", (60, 60), (0, 255, 0))
-    image.paste((255, 0, 0), (0, 10, 30, 50))
-    image.paste((0, 0, 255), (30, 10, 60, 50))
+    # 90 rows of 60 pixels, of which the 4 x 6 grid keeps the middle 40 rows: the green above and below goes
+    image = Image.new("RGB", (60, 90), (0, 255, 0))
+    image.paste((255, 0, 0), (0, 25, 30, 65))
+    image.paste((0, 0, 255), (30, 25, 60, 65))
     image.save(tmp_path / "photo.png")
     plain = page.pictures()
     page["photo"].send_keys(str(tmp_path / "photo.png"))
@@ -258,15 +262,16 @@ def test_an_image_lies_under_the_grid(page: Page, tmp_path: Path) -> None:
 
 
 def test_dark_and_light(page: Page) -> None:
-    looks = {}
+    grounds = []
     for theme in ("dark", "light"):
+        before = page.pixels(page["large"])
         features = [{"name": "prefers-color-scheme", "value": theme}]
         page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        ground = page.driver.execute_script("return getComputedStyle(document.body).backgroundColor")
-        looks[theme] = (ground, page.pixels(page["large"]))
-    assert looks["light"][0] == "rgb(255, 255, 255)"
-    assert looks["dark"][0] != looks["light"][0]
-    assert looks["dark"][1] != looks["light"][1]
+        # the pictures follow with the page's next frame
+        WebDriverWait(page.driver, 5, 0.05).until(lambda _, old=before: page.pixels(page["large"]) != old)
+        script = "return getComputedStyle(document.body).backgroundColor"
+        grounds.append(page.driver.execute_script(script))
+    assert grounds[1] == "rgb(255, 255, 255)" != grounds[0]
 
 
 def test_a_fault_in_the_page_would_be_seen(page: Page) -> None:

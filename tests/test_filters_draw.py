@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from PIL import Image
 from tiny import perturb, tiny
@@ -34,21 +35,27 @@ def texts(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts if text.get_text()]
 
 
+def frames(figure: Figure) -> list[Rectangle]:
+    return [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and p.get_linewidth() > 0.4]
+
+
+def framed_cell(frame: Rectangle, picture: AxesImage) -> tuple[float, float]:
+    """(row, column) of the cell of a picture that a frame lies on; x goes to the right, y down."""
+    left, right, bottom, top = picture.get_extent()
+    rows, columns = picture.get_array().shape
+    x, y = frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2
+    return (y - top) / (bottom - top) * rows - 0.5, (x - left) / (right - left) * columns - 0.5
+
+
 def test_a_picture_is_a_row_of_w_with_its_token_framed(bank: FilterBank) -> None:
     tokens = [(1, 2), (3, 5), (0, 0)]
     figure = plot_filters(bank, tokens=tokens)
     pictures = figure.axes[0].images
-    frames = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and p.get_linewidth() > 0.5]
-    assert len(pictures) == len(frames) == 6
-    for k, (picture, frame) in enumerate(zip(pictures, frames, strict=True)):
+    assert len(pictures) == 6
+    for k, (picture, frame) in enumerate(zip(pictures, frames(figure), strict=True)):
         layer, (r, c) = bank.layers[k // 3], tokens[k % 3]
         assert np.array_equal(picture.get_array(), layer.weight[r * 6 + c])
-        # the frame lies on the cell of the token, in the picture's own corner: x to the right, y down
-        left, right, bottom, top = picture.get_extent()
-        x, y = frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2
-        assert ((x - left) / (right - left) * 6, (y - top) / (bottom - top) * 4) == pytest.approx(
-            (c + 0.5, r + 0.5)
-        )
+        assert framed_cell(frame, picture) == pytest.approx((r, c), abs=1e-6)
 
 
 def test_a_known_kernel_appears_where_its_token_is() -> None:
@@ -96,6 +103,8 @@ def test_kernels_are_the_toeplitz_averages(bank: FilterBank) -> None:
             assert np.array_equal(image.get_array(), toeplitz_average(layer.matrix, bank.grid))
             caption = f"layer {layer.block}\n{100 * row.toeplitz_share:.0f} %"
             assert any(word.startswith(caption) for word in texts(figure))
+        for frame, picture in zip(frames(figure), figure.axes[0].images, strict=True):
+            assert framed_cell(frame, picture) == pytest.approx((3, 5), abs=1e-6)  # the centre of 7 x 11
 
 
 def test_stats_are_drawn_over_depth(bank: FilterBank) -> None:

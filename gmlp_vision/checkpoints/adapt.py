@@ -11,7 +11,7 @@ from timm.layers import resample_patch_embed
 from timm.models import adapt_input_conv
 from torch import nn
 
-from gmlp_vision.checkpoints.grid import GUESSED, Grid, source_grid
+from gmlp_vision.checkpoints.grid import Grid, source_grid
 from gmlp_vision.checkpoints.report import Report, first_five
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import resample_bias, resample_operator
@@ -116,10 +116,9 @@ def _carry_tokens(
             continue
         tensors[weight] = resample_operator(tensors[weight], old, new)
         tensors[bias] = resample_bias(tensors[bias], old, new)
-        said = f"grid {old[0]} x {old[1]} ({how}) to {new[0]} x {new[1]}"
+        said = f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}"
         report.adapted |= {weight: said, bias: said}
-        if how == GUESSED:
-            report.notes = [f"the file's grid of {old[0]} x {old[1]} tokens is {how}"]
+        report.notes = [f"the file's grid is {old[0]} x {old[1]} tokens, {how}"]
 
 
 def _fit_stem(tensors: Tensors, target: torch.Tensor, report: Report) -> None:

@@ -1,9 +1,16 @@
 """From the Hugging Face Hub, or its cache, to a folder on this disk."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from timm.models import get_pretrained_cfg, is_model, split_model_name_tag
 
 from gmlp_vision.errors import CheckpointError
@@ -13,6 +20,23 @@ LOCAL_ROUTES = (
     "`timm.create_model(NAME, pretrained=True, pretrained_cfg_overlay=dict(file=FILE))` or "
     "`timm.create_model('local-dir:FOLDER', pretrained=True)`"
 )
+
+
+@contextmanager
+def explain_hub_errors(source: str) -> Iterator[None]:
+    """Turns what huggingface_hub raises inside into one CheckpointError that says what to do."""
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{source} is not in the cache and cannot be reached. {LOCAL_ROUTES}"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{source}: there is no such repository on the hub, or it is private"
+        ) from error
+    except EntryNotFoundError as error:
+        raise CheckpointError(f"{source} is no timm model: it lacks config.json or weights") from error
 
 
 def download(repo: str) -> Path:
@@ -27,23 +51,17 @@ def download(repo: str) -> Path:
     """
     repo_id, _, revision = repo.partition("@")
     try:
-        config = hf_hub_download(repo_id, "config.json", revision=revision or None)
-        try:
-            hf_hub_download(repo_id, "model.safetensors", revision=revision or None)
-        except LocalEntryNotFoundError:
-            raise
-        except EntryNotFoundError:
-            hf_hub_download(repo_id, "pytorch_model.bin", revision=revision or None)
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"hf-hub:{repo} is not in the cache and cannot be reached. {LOCAL_ROUTES}"
-        ) from error
-    except (EntryNotFoundError, HFValidationError) as error:
-        raise CheckpointError(f"hf-hub:{repo} has no timm model: {_first_line(error)}") from error
+        with explain_hub_errors(f"hf-hub:{repo}"):
+            config = hf_hub_download(repo_id, "config.json", revision=revision or None)
+            try:
+                hf_hub_download(repo_id, "model.safetensors", revision=revision or None)
+            except RemoteEntryNotFoundError:
+                hf_hub_download(repo_id, "pytorch_model.bin", revision=revision or None)
+    except CheckpointError:
+        raise
     except Exception as error:  # huggingface_hub lets through the errors of the http client it happens to use
-        raise CheckpointError(
-            f"hf-hub:{repo} was not fetched: {_first_line(error)}. {LOCAL_ROUTES}"
-        ) from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"hf-hub:{repo} was not fetched: {reason[:200]}. {LOCAL_ROUTES}") from error
     return Path(config).parent
 
 
@@ -62,7 +80,3 @@ def download_pretrained(name: str) -> Path:
     if cfg is None or not cfg.hf_hub_id:
         raise CheckpointError(f"{name} has no released weights; give a file or a folder")
     return download(cfg.hf_hub_id)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -10,7 +10,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints.adapt import HEAD, STEM, adapt
 from gmlp_vision.checkpoints.convert import LAYOUTS, layout_named, recognise, to_ours
-from gmlp_vision.checkpoints.grid import Grid
+from gmlp_vision.checkpoints.grid import GUESSED, Grid
 from gmlp_vision.checkpoints.load import read_checkpoint, select_weights
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.errors import CheckpointError
@@ -73,7 +73,8 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
         report.dropped |= {name: why for name in HEAD if tensors.pop(name, None) is not None}
     adapted = adapt(tensors, model, report, config)
     _tell_timm(cfg, model, report)
-    logger.log(logging.WARNING if report.missing or report.notes else logging.INFO, "%s", report)
+    doubtful = report.missing or any(GUESSED in note for note in report.notes)
+    logger.log(logging.WARNING if doubtful else logging.INFO, "%s", report)
     return adapted
 
 

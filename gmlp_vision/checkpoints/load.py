@@ -31,6 +31,9 @@ RAW_KEYS = ("state_dict", "model")
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 
 
+DOS_FOLDER = 0x10  # in a zip: torch reads such an entry as nothing and leaves its tensor uninitialised
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What a source holds.
@@ -158,13 +161,8 @@ def _parse(data: bytes, safe: bool, source: str) -> Any:
     try:
         if safe:
             return safetensors.torch.load(data)
-        # torch does not look at the CRC of what it reads: a flipped bit would become a weight.
         if zipfile.is_zipfile(io.BytesIO(data)):
-            damaged = zipfile.ZipFile(io.BytesIO(data)).testzip()
-            if damaged is not None:
-                raise CheckpointError(
-                    f"{source} is damaged: the CRC of {damaged} does not match. Fetch it again"
-                )
+            _check_zip(data, source)
         # timm's train.py keeps its arguments as a Namespace, which holds data and runs nothing.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -172,6 +170,15 @@ def _parse(data: bytes, safe: bool, source: str) -> Any:
         raise
     except Exception as error:  # a parser of foreign bytes may raise anything
         raise CheckpointError(_refusal(error, safe, source)) from error
+
+
+def _check_zip(data: bytes, source: str) -> None:
+    """What torch does not look at: with a flipped bit here it would give wrong or uninitialised numbers."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        damaged = archive.testzip()
+        folders = [info.filename for info in archive.infolist() if info.external_attr & DOS_FOLDER]
+    if damaged is not None or folders:
+        raise CheckpointError(f"{source} is damaged: the CRC or the kind of {damaged or folders[0]} is wrong")
 
 
 def _refusal(error: Exception, safe: bool, source: str) -> str:

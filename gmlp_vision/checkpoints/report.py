@@ -16,7 +16,7 @@ class Report:
         adapted: Tensors changed on the way in, and how.
         dropped: Tensors of the file that the model has no use for, and why.
         missing: Tensors for which the model keeps its own, and why.
-        notes: What had to be guessed.
+        notes: How the file's grid is known, where it mattered.
     """
 
     source: str

@@ -57,6 +57,7 @@ def draw_sheet(
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
 
     columns = len(rows[0])
     left = 0.62 if any(labels) else 0.05
@@ -93,7 +94,9 @@ def draw_sheet(
                 continue
             cell_h, cell_w = tile_h / picture.values.shape[0], tile_w / picture.values.shape[1]
             corner = (x + picture.mark[1] * cell_w, y + picture.mark[0] * cell_h)
-            axes.add_patch(Rectangle(corner, cell_w, cell_h, fill=False, linewidth=0.6, edgecolor="black"))
+            frame = Rectangle(corner, cell_w, cell_h, fill=False, linewidth=0.5, edgecolor="black")
+            frame.set_path_effects([withStroke(linewidth=1.0, foreground="white")])  # seen on dark cells too
+            axes.add_patch(frame)
         y += tile_h + GAP
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()

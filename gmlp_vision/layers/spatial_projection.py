@@ -93,7 +93,7 @@ class DynamicSpatialProjection(SpatialProjection):
         """W and b on a grid, (H, W) in tokens: themselves on their own, else as carried there."""
         can_keep = self.can_keep()
         if not can_keep:
-            # An optimizer may step next, and a fused one changes W without a trace in its version.
+            # an optimizer may step next, and a fused one changes W without a trace in its version
             self.clear_cache()
         if grid_size == self.grid_size:
             return self.weight, self.bias
@@ -116,8 +116,8 @@ class DynamicSpatialProjection(SpatialProjection):
         if self.training or torch.compiler.is_compiling():
             return False
         parameters = (self.weight, self.bias)
-        # What stands in for a parameter (a fake tensor, or one that functional_call puts there) may have no
-        # storage to tell it by, and an inference tensor has no version.
+        # What functional_call or vmap puts in a parameter's place may not outlive the call, and an inference
+        # tensor has no version.
         if any(type(p) is not nn.Parameter or p.is_inference() for p in parameters):
             return False
         return not (torch.is_grad_enabled() and any(p.requires_grad for p in parameters))

@@ -16,7 +16,7 @@ from timm.layers import DropPath, GatedMlp
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from gmlp_vision.checkpoints import checkpoint_filter_fn
+from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors
 from gmlp_vision.layers import DynamicSpatialProjection, SpatialGatingUnit, SpatialProjection
 from gmlp_vision.models.checks import check_rate
 from gmlp_vision.models.features import FeatureTrunk
@@ -189,14 +189,15 @@ default_cfgs = generate_default_cfgs(
 
 def _create_gmlp(variant: str, pretrained: bool = False, **kwargs: Any) -> GMlp:
     out_indices = kwargs.pop("out_indices", 3)
-    model = build_model_with_cfg(
-        GMlp,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-        **{**SIZES[variant], **kwargs},  # not dict(table, ...): a user's entry replaces the table's
-    )
+    with explain_hub_errors(variant):
+        model = build_model_with_cfg(
+            GMlp,
+            variant,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
+            **{**SIZES[variant], **kwargs},  # not dict(table, ...): a user's entry replaces the table's
+        )
     if kwargs.get("dynamic_img_size"):
         cfg: Any = model.default_cfg
         cfg["fixed_input_size"] = False

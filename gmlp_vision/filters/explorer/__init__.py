@@ -100,7 +100,7 @@ def _page(data: dict[str, Any]) -> str:
         "STYLE": files.joinpath("page.css").read_text("utf-8"),
         "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         "CODE": "\n".join(
-            files.joinpath(f"{name}.js").read_text("utf-8") for name in ("data", "paint", "page")
+            files.joinpath(f"{name}.js").read_text("utf-8") for name in ("data", "paint", "view", "page")
         ),
     }
     head, *rest = files.joinpath("page.html").read_text("utf-8").split("@@")

@@ -32,13 +32,16 @@ function paint(canvas, values, rows, columns, limit, marks = [], photo = null) {
   if (photo) context.drawImage(photo, 0, 0, canvas.width, canvas.height);
   context.imageSmoothingEnabled = false;
   context.drawImage(small, 0, 0, canvas.width, canvas.height);
-  context.lineWidth = Math.min(5, Math.max(2, cell / 8));
-  for (const mark of marks) {
-    const strong = limit > 0 && Math.abs(values[mark]) > 0.6 * limit;
-    context.strokeStyle = photo ? accent() : strong === dark.matches ? "black" : "white";
-    const inside = cell - context.lineWidth;
-    const [x, y] = [(mark % columns) * cell, Math.floor(mark / columns) * cell];
-    context.strokeRect(x + context.lineWidth / 2, y + context.lineWidth / 2, inside, inside);
+  // black in white: seen on any colour
+  const line = Math.min(8, Math.max(3, cell / 6));
+  for (const [ink, width] of [["white", line], ["black", line / 2]]) {
+    context.strokeStyle = ink;
+    context.lineWidth = width;
+    const inside = cell - line;
+    for (const mark of marks) {
+      const [x, y] = [(mark % columns) * cell, Math.floor(mark / columns) * cell];
+      context.strokeRect(x + line / 2, y + line / 2, inside, inside);
+    }
   }
 }
 
