@@ -12,7 +12,7 @@ from gmlp_vision.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns its exit status: 0, or 2 with one line on stderr where the user can mend it."""
+    """Runs one command. Returns its exit status: 0, or 2 and a line on stderr where the user can mend it."""
     args = make_parser().parse_args(argv)
     try:
         args.call(args)

@@ -1,6 +1,6 @@
 """The newcomer's run: a small gMLP learns scikit-learn's handwritten digits in about a minute, on a CPU.
 
-The loop is short because its parts are timm's: loader, optimizer, scheduler, and the form in which the model is saved.
+The loop is short because its parts are timm's: loader, optimizer, scheduler, and the form of what is saved.
 """
 
 import json
@@ -27,7 +27,7 @@ import gmlp_vision.models  # noqa: F401  registers the model
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract, plot_filters, save_figure
 
-# 8 x 8 tokens of 2 x 2 pixels; the model of the run, and what `create_model("local-dir:...")` needs to make it again
+# 8 x 8 tokens of 2 x 2 pixels. Saved too, since `create_model("local-dir:...")` makes the model from it.
 MODEL = "gmlp_pico4"
 MODEL_ARGS: dict[str, Any] = {
     "img_size": 16, "patch_size": 2, "in_chans": 1, "num_classes": 10, "depth": 4, "embed_dim": 64
@@ -110,12 +110,12 @@ def run_demo(output: Path, epochs: int = 40, seed: int = 0) -> DemoResult:
 
 
 def load_digits() -> tuple[Digits, Digits, float]:
-    """The training images, a fixed stratified quarter for testing, and logistic regression's accuracy on it."""
+    """Training images, a fixed stratified quarter for testing, logistic regression's accuracy on it."""
     try:
         from sklearn import datasets, linear_model, model_selection
     except ImportError as error:
         raise UserError(
-            "the demo takes its images from scikit-learn, which is not installed: pip install 'gmlp-vision[demo]'"
+            "the demo's images come with scikit-learn, which is missing: pip install 'gmlp-vision[demo]'"
         ) from error
     digits = datasets.load_digits()
     train_x, test_x, train_y, test_y = model_selection.train_test_split(
@@ -128,16 +128,17 @@ def load_digits() -> tuple[Digits, Digits, float]:
 
 
 def loader(dataset: Digits, is_training: bool) -> DataLoader[Any]:
-    """timm's loader: random crops in training (no flip: a mirrored digit is another sign), whole images in testing."""
+    """timm's loader: random crops for training (no flip: a digit has one way round), else whole images."""
+    any_dataset: Any = dataset  # its annotation names timm's own datasets; what it needs is a `transform`
     return create_loader(
-        dataset,
+        any_dataset,
         input_size=(1, 16, 16),
         batch_size=BATCH_SIZE,
         is_training=is_training,
         scale=(0.7, 1.0),
         ratio=(0.85, 1.18),
         hflip=0.0,
-        color_jitter=None,
+        color_jitter=0.0,
         interpolation="bicubic",
         mean=(0.5,),
         std=(0.5,),
@@ -183,7 +184,7 @@ def accuracy(model: nn.Module, batches: DataLoader[Any]) -> float:
 
 
 def save(output: Path, model: nn.Module, result: DemoResult) -> None:
-    """Writes everything into a folder beside `output`, then gives it that name, so there is never half a result."""
+    """Writes all into a folder beside `output`, then gives it that name, so there is never half a result."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".demo-", dir=output.parent) as temporary:
         folder = Path(temporary, "demo")

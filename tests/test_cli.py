@@ -28,7 +28,9 @@ def test_bad_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[s
     assert "usage: gmlp-vision" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [UserError("a\nb"), CheckpointError("a b"), ValueError("a b"), OSError("a b")])
+@pytest.mark.parametrize(
+    "error", [UserError("a\nb"), CheckpointError("a b"), ValueError("a b"), OSError("a b")]
+)
 def test_what_a_user_can_mend_is_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

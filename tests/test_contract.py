@@ -19,7 +19,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-# -- heads ----------------------------------------------------------------------------------------------------
+# -- heads ----------------------------------------------------------------------------------------------
 
 
 @every_name
@@ -78,7 +78,7 @@ def test_a_head_put_in_by_the_user_is_called_with_one_tensor() -> None:
     assert model(images()).shape == (2, 9)
 
 
-# -- intermediates --------------------------------------------------------------------------------------------
+# -- intermediates --------------------------------------------------------------------------------------
 
 
 def block_outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -91,7 +91,8 @@ def block_outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 @every_name
 @pytest.mark.parametrize(
-    ("indices", "chosen"), [(None, [0, 1, 2]), (1, [2]), (2, [1, 2]), ([0, 2], [0, 2]), ([-3], [0]), ((2, 0), [0, 2])]
+    ("indices", "chosen"),
+    [(None, [0, 1, 2]), (1, [2]), (2, [1, 2]), ([0, 2], [0, 2]), ([-3], [0]), ((2, 0), [0, 2])],
 )
 def test_forward_intermediates(name: str, indices: object, chosen: list[int]) -> None:
     model, x = tiny(name, depth=3, img_size=(16, 24)), images(2, 3, 16, 24)
@@ -136,7 +137,10 @@ def test_prune_intermediate_layers(name: str, prune_norm: bool) -> None:
 @pytest.mark.parametrize("indices", [0, 4, [3], [-4], []])
 def test_indices_that_no_block_has(indices: object) -> None:
     model = tiny(depth=3)
-    for call in (lambda: model.forward_intermediates(images(), indices), lambda: model.prune_intermediate_layers(indices)):
+    for call in (
+        lambda: model.forward_intermediates(images(), indices),
+        lambda: model.prune_intermediate_layers(indices),
+    ):
         with pytest.raises(ValueError, match="expected"):
             call()
     assert len(model.blocks) == 3
@@ -152,7 +156,9 @@ def test_features_only(name: str) -> None:
     full = tiny(name, depth=4, img_size=(16, 24), patch_size=(8, 4))
     kwargs = {"depth": 4, "embed_dim": 16, "img_size": (16, 24), "patch_size": (8, 4)}
     backbone = timm.create_model(name, features_only=True, out_indices=(1, 3), **kwargs)
-    backbone.model.load_state_dict({k: v for k, v in full.state_dict().items() if not k.startswith(("head", "norm"))})
+    backbone.model.load_state_dict(
+        {k: v for k, v in full.state_dict().items() if not k.startswith(("head", "norm"))}
+    )
     x = images(2, 3, 16, 24)
     maps, expected = backbone(x), full.forward_intermediates(x, indices=[1, 3], intermediates_only=True)
     assert backbone.feature_info.channels() == [16, 16]
@@ -163,7 +169,7 @@ def test_features_only(name: str) -> None:
         same(m, e)
 
 
-# -- training -------------------------------------------------------------------------------------------------
+# -- training -------------------------------------------------------------------------------------------
 
 
 def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -205,7 +211,11 @@ def test_layer_decay_falls_from_head_to_stem(name: str) -> None:
     scale = {id(p): g["lr_scale"] for g in optimizer.param_groups for p in g["params"]}
     scales = [
         scale[id(p)]
-        for p in (model.stem.proj.weight, *(b.mlp_channels.gate.proj.weight for b in model.blocks), model.head.weight)
+        for p in (
+            model.stem.proj.weight,
+            *(b.mlp_channels.gate.proj.weight for b in model.blocks),
+            model.head.weight,
+        )
     ]
     assert scales == pytest.approx([0.5**4, 0.5**3, 0.5**2, 0.5, 1.0])
     assert scale[id(model.norm.weight)] == 0.5  # the final norm belongs to the last block, as in timm
@@ -233,13 +243,15 @@ def test_bf16_autocast(name: str) -> None:
     assert all(p.grad.abs().max() > 0 for p in model.parameters())
 
 
-# -- copies ---------------------------------------------------------------------------------------------------
+# -- copies ---------------------------------------------------------------------------------------------
 
 
 @every_name
 def test_copies_are_equal(name: str) -> None:
     model = tiny(name)
-    restored = timm.create_model(name, **{"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5})
+    restored = timm.create_model(
+        name, **{"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
+    )
     restored.load_state_dict(model.state_dict())
     for twin in (restored.eval(), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         same(twin(images()), model(images()))
@@ -247,12 +259,16 @@ def test_copies_are_equal(name: str) -> None:
     assert not torch.allclose(restored(images()), model(images()))
 
 
-# -- graphs ---------------------------------------------------------------------------------------------------
+# -- graphs ---------------------------------------------------------------------------------------------
 
 
 @every_name
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated. Please switch to `torch.compile` or `torch.export`.")
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or `torch.export`.")
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated. Please switch to `torch.compile` or `torch.export`."
+)
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or `torch.export`."
+)
 def test_script(name: str) -> None:
     model = tiny(name)
     scripted = torch.jit.script(model)

@@ -23,7 +23,12 @@ def test_demo_keeps_its_promise(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "100%" in done.stderr  # the progress bar
     folder = tmp_path / "runs" / "demo"
-    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "filters.png", "model.safetensors", "result.json"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.json",
+        "filters.png",
+        "model.safetensors",
+        "result.json",
+    ]
     assert [p.name for p in folder.parent.iterdir()] == ["demo"]  # no temporary folder is left
     assert (folder / "filters.png").read_bytes().startswith(b"\x89PNG")
 
@@ -59,12 +64,14 @@ def test_images_fill_the_range_that_the_model_expects() -> None:
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("mine")
-    with pytest.raises(UserError, match="exists already.*--output"):
+    with pytest.raises(UserError, match=r"exists already.*--output"):
         run_demo(tmp_path)
     assert (tmp_path / "result.json").read_text() == "mine"
 
 
-def test_without_scikit_learn_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UserError, match=r"gmlp-vision\[demo\]"):
         run_demo(tmp_path / "demo")

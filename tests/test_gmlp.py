@@ -8,7 +8,7 @@ import torch
 from timm.layers import DropPath
 from tiny import NAMES, images, perturb, tiny
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from gmlp_vision import GMlp, GMlpBlock
 from gmlp_vision.layers import SpatialGatingUnit, SpatialProjection
@@ -26,7 +26,7 @@ def affine(x: list[float], weight: list[list[float]], bias: list[float]) -> list
     return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
 
 
-# -- the paper ------------------------------------------------------------------------------------------------
+# -- the paper ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])  # at 1e-3 the eps of the norms decides the result
@@ -42,7 +42,10 @@ def test_block_is_the_papers_equation_written_out(scale: float) -> None:
         hidden = affine(normed, p["mlp_channels.fc1.weight"], p["mlp_channels.fc1.bias"])
         z.append([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in hidden])
     z1 = [token[:6] for token in z]
-    z2 = [layer_norm(t[6:], p["mlp_channels.gate.norm.weight"], p["mlp_channels.gate.norm.bias"], 1e-5) for t in z]
+    z2 = [
+        layer_norm(t[6:], p["mlp_channels.gate.norm.weight"], p["mlp_channels.gate.norm.bias"], 1e-5)
+        for t in z
+    ]
     w, b = p["mlp_channels.gate.proj.weight"], p["mlp_channels.gate.proj.bias"]
     gated = [
         [z1[i][c] * (sum(w[i][j] * z2[j][c] for j in range(6)) + b[i]) for c in range(6)] for i in range(6)
@@ -60,14 +63,16 @@ def test_row_i_of_w_is_the_filter_of_output_token_i() -> None:
         for j in range(6):
             one_hot = torch.zeros(1, 6, 1)
             one_hot[0, j] = 1
-            torch.testing.assert_close(projection(one_hot)[0, :, 0] - projection.bias, projection.weight[:, j])
+            torch.testing.assert_close(
+                projection(one_hot)[0, :, 0] - projection.bias, projection.weight[:, j]
+            )
 
 
 def test_stem_is_one_linear_map_of_each_patch() -> None:
     model = tiny(img_size=(16, 24), patch_size=(8, 4))
     x = images(2, 3, 16, 24)
-    patches = F.unfold(x, (8, 4), stride=(8, 4)).transpose(1, 2)
-    expected = F.linear(patches, model.stem.proj.weight.flatten(1), model.stem.proj.bias)
+    patches = functional.unfold(x, (8, 4), stride=(8, 4)).transpose(1, 2)
+    expected = functional.linear(patches, model.stem.proj.weight.flatten(1), model.stem.proj.bias)
     torch.testing.assert_close(model.stem(x), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -117,7 +122,7 @@ def test_at_init_a_unit_passes_its_first_half_through() -> None:
     torch.testing.assert_close(unit(z), z[..., :4], atol=1e-4, rtol=0)
 
 
-# -- drop path ------------------------------------------------------------------------------------------------
+# -- drop path ------------------------------------------------------------------------------------------
 
 
 def drop_path_rates(model: nn.Module) -> list[float]:
@@ -145,7 +150,7 @@ def test_dropouts_act_in_training_only() -> None:
     assert rates == [0.3] * 5  # two in each block, one before the head
 
 
-# -- timm's gMLP ----------------------------------------------------------------------------------------------
+# -- timm's gMLP ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -187,7 +192,10 @@ def test_default_cfg_agrees_with_timms(name: str) -> None:
 
 
 def test_s16_points_at_the_public_weights() -> None:
-    ours, theirs = timm.get_pretrained_cfg("gmlp_s16.ra3_in1k"), timm.get_pretrained_cfg("gmlp_s16_224.ra3_in1k")
+    ours, theirs = (
+        timm.get_pretrained_cfg("gmlp_s16.ra3_in1k"),
+        timm.get_pretrained_cfg("gmlp_s16_224.ra3_in1k"),
+    )
     assert ours.hf_hub_id == theirs.hf_hub_id == "timm/gmlp_s16_224.ra3_in1k"
     assert "gmlp_s16.ra3_in1k" in timm.list_pretrained("gmlp_*")
 
@@ -208,12 +216,14 @@ def test_an_unknown_tag_is_timms_error() -> None:
         timm.create_model("gmlp_s16.nosuch")
 
 
-# -- arguments ------------------------------------------------------------------------------------------------
+# -- arguments ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_entry_of_a_size_can_be_overridden(name: str) -> None:
-    model = timm.create_model(name, depth=3, patch_size=4, img_size=(16, 24), embed_dim=8, mlp_ratio=2, num_classes=3)
+    model = timm.create_model(
+        name, depth=3, patch_size=4, img_size=(16, 24), embed_dim=8, mlp_ratio=2, num_classes=3
+    )
     assert len(model.blocks) == 3
     assert model.stem.grid_size == (4, 6)
     assert model.blocks[0].mlp_channels.fc1.weight.shape == (16, 8)
@@ -223,7 +233,8 @@ def test_any_entry_of_a_size_can_be_overridden(name: str) -> None:
 def test_what_train_py_always_passes_is_accepted() -> None:
     model = timm.create_model(
         "gmlp_pico4", pretrained=False, in_chans=None, num_classes=7, drop_rate=0.1, drop_path_rate=0.1,
-        drop_block_rate=None, global_pool="avg", bn_momentum=None, bn_eps=None, scriptable=False, checkpoint_path="",
+        drop_block_rate=None, global_pool="avg", bn_momentum=None, bn_eps=None, scriptable=False,
+        checkpoint_path="",
     )  # fmt: skip
     assert model.num_classes == 7
     assert model.head_drop.p == 0.1
@@ -281,7 +292,9 @@ def test_unknown_keyword() -> None:
 def test_an_image_of_another_size(size: tuple[int, int]) -> None:
     model = tiny()
     for call in (model, model.forward_features, model.forward_intermediates):
-        with pytest.raises(ValueError, match=rf"{size[0]} x {size[1]} .* 32 x 32.*img_size=\({size[0]}, {size[1]}\)"):
+        with pytest.raises(
+            ValueError, match=rf"{size[0]} x {size[1]} .* 32 x 32.*img_size=\({size[0]}, {size[1]}\)"
+        ):
             call(images(1, 3, *size))
 
 

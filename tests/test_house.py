@@ -81,7 +81,9 @@ def test_only_public_names_of_timm(path: Path) -> None:
 
 def test_plotting_is_imported_only_where_something_is_drawn() -> None:
     for path in MODULES:
-        top_level = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import | ast.ImportFrom)]
+        top_level = [
+            n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import | ast.ImportFrom)
+        ]
         for node in top_level:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             assert not any(n.split(".")[0] == "matplotlib" for n in names), dotted(path)

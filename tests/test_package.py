@@ -42,4 +42,10 @@ import importlib; importlib.reload(gmlp_vision)  # as a notebook does: nothing i
 """
     done = python(code, "-W", "error")
     assert done.stderr == ""
-    assert done.stdout.split() == ["gmlp_b16", "gmlp_pico4", "gmlp_s16", "gmlp_ti16", "gmlp_vision.models.gmlp"]
+    assert done.stdout.split() == [
+        "gmlp_b16",
+        "gmlp_pico4",
+        "gmlp_s16",
+        "gmlp_ti16",
+        "gmlp_vision.models.gmlp",
+    ]

@@ -57,8 +57,8 @@ class GMlpBlock(nn.Module):
         hidden_dim = int(dim * mlp_ratio)
         if hidden_dim < 2 or hidden_dim % 2:
             raise ValueError(
-                f"the hidden width is {hidden_dim} (embed_dim {dim} x mlp_ratio {mlp_ratio}); the spatial gating "
-                "unit splits it in halves, so it must be even: change embed_dim or mlp_ratio"
+                f"the hidden width is {hidden_dim} (embed_dim {dim} x mlp_ratio {mlp_ratio}); the spatial "
+                "gating unit splits it in halves, so it must be even: change embed_dim or mlp_ratio"
             )
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
@@ -72,7 +72,7 @@ class GMlpBlock(nn.Module):
 
 
 class GMlp(FeatureTrunk):
-    """gMLP for images: patches, `depth` blocks, mean pool, linear head; no position embedding, no class token.
+    """gMLP for images: patches, `depth` blocks, mean pool, linear head; no position embedding or class token.
 
     W ties the model to one token grid, that of `img_size` and `patch_size`; `set_input_size` carries it to
     another, and with `dynamic_img_size` each call carries it to its own.
@@ -179,7 +179,7 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
 default_cfgs = generate_default_cfgs(
     {
         "gmlp_ti16.untrained": _cfg(),
-        # timm's own training of gMLP-S, the only public gMLP weights for images: 79.65 top-1 by timm's results table
+        # timm's own training of gMLP-S, the only public weights of a gMLP for images: 79.65 top-1 by timm
         "gmlp_s16.ra3_in1k": _cfg(hf_hub_id="timm/gmlp_s16_224.ra3_in1k"),
         "gmlp_b16.untrained": _cfg(),
         "gmlp_pico4.untrained": _cfg(num_classes=10, input_size=(3, 32, 32)),
