@@ -1,4 +1,4 @@
-"""Top-1 of one trained gMLP at image sizes that it was not trained at, for three ways to carry W and b there.
+"""Top-1 of one trained gMLP at image sizes that it was not trained at, for several ways to carry W there.
 
     python benchmarks/resampling.py CHECKPOINT DATA [--images N]
 
@@ -8,6 +8,7 @@ images are the first N in the order of a seeded permutation, each resized as a w
 
 import argparse
 import datetime
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -31,23 +32,29 @@ SIZES = [(s, s, 4) for s in (24, 28, 32, 36, 40, 48, 64)] + [(32, 48, 4), (64, 6
 
 
 def two_sided(weight: torch.Tensor, old: Grid, new: Grid) -> torch.Tensor:
-    """Rows and columns both resized by R, and scaled by n / n', as a token then stands for less or more."""
+    """Rows and columns both resized by R, as if W were a picture."""
     (r_h, _), (r_w, _) = (axis_matrices(o, n, weight.device) for o, n in zip(old, new, strict=True))
     r = torch.kron(r_h, r_w)
-    return (r @ weight.double() @ r.T * (weight.shape[0] / r.shape[0])).to(weight.dtype)
+    return (r @ weight.double() @ r.T).to(weight.dtype)
+
+
+def scaled(rule: Rule) -> Rule:
+    """The same times n / n': a row sums over more or fewer tokens, and each stands for less or more."""
+    return lambda weight, old, new: rule(weight, old, new) * (math.prod(old) / math.prod(new))
 
 
 def nearest(weight: torch.Tensor, old: Grid, new: Grid) -> torch.Tensor:
-    """Rows and columns both taken from the nearest token of the old grid, scaled as in `two_sided`."""
+    """Rows and columns both taken from the nearest token of the old grid."""
     rows = [((torch.arange(n) + 0.5) * o / n).long() for o, n in zip(old, new, strict=True)]
     index = (rows[0][:, None] * old[1] + rows[1]).flatten()
-    return weight[index][:, index] * (weight.shape[0] / len(index))
+    return weight[index][:, index]
 
 
 RULES: dict[str, Rule] = {
     "R W S (this project)": resample_operator,
     "two-sided interpolation": two_sided,
-    "nearest": nearest,
+    "two-sided, scaled": scaled(two_sided),
+    "nearest, scaled": scaled(nearest),
 }
 
 

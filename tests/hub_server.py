@@ -97,12 +97,10 @@ class Handler(BaseHTTPRequestHandler):
     ) -> None:
         data = json.dumps(content).encode()
         self.send_response(status)
-        for key, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **headers,
-        }.items():
+        for key, value in (headers or {}).items():
             self.send_header(key, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if body:
             self.wfile.write(data)

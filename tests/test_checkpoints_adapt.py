@@ -238,7 +238,8 @@ def test_a_model_of_varying_size_takes_weights_too(load: Load, tmp_path: Path) -
     torch.testing.assert_close(loaded(images(2, 3, 48, 48)), fixed(images(2, 3, 48, 48)))
 
 
-MADE, USED = "by the img_size the model was made with", "by the input_size of the pretrained cfg"
+MADE, USED = "by the img_size in its config", "by the input_size in its config"
+LIVE = "by the input_size of the model's cfg"
 CFG = {"input_size": (3, 16, 256)}
 
 
@@ -252,7 +253,7 @@ CFG = {"input_size": (3, 16, 256)}
         ({"pretrained_cfg": {"input_size": [3, 16, 256]}}, {}, ((2, 32), USED)),
         ({"input_size": [3, 16, 256]}, {}, ((2, 32), USED)),  # an older config.json, all in one dict
         ({}, {"own": (16, 4), "pretrained_cfg": CFG}, ((16, 4), "as the model's own")),
-        ({}, {"own": (3, 4), "pretrained_cfg": CFG}, ((2, 32), USED)),
+        ({}, {"own": (3, 4), "pretrained_cfg": CFG}, ((2, 32), LIVE)),
         ({}, {"own": (3, 4), "pretrained_cfg": {"input_size": (3, 16, 16)}}, ((8, 8), GUESSED)),
         ({"model_args": 3, "pretrained_cfg": "?"}, {"pretrained_cfg": None}, ((8, 8), GUESSED)),
         (

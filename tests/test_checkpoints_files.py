@@ -235,14 +235,14 @@ def test_info_about_other_forms(tmp_path: Path) -> None:
     assert describe(tmp_path / "x.pth")["grid"] == "20 tokens in a grid that nothing states"
     timm.models.save_for_hf(tiny(img_size=(32, 40), norm_eps=1e-4), str(tmp_path / "d"))
     said = describe(tmp_path / "d")
-    assert said["grid"] == "4 x 5 tokens, by the img_size the model was made with"
+    assert said["grid"] == "4 x 5 tokens, by the img_size in its config"
     assert said["settings"] == "norm_eps=0.0001"
 
 
 def test_info_about_a_name_downloads_nothing() -> None:
     said = describe("gmlp_s16")
     assert said["parameters"] == "19,422,656"
-    assert said["grid"] == "14 x 14 tokens, by the input_size of the pretrained cfg"
+    assert said["grid"] == "14 x 14 tokens, by the input_size in its config"
     assert said["weights"] == "hf-hub:timm/gmlp_s16_224.ra3_in1k"
     assert describe("gmlp_pico4")["weights"] == "none released"
 

@@ -67,19 +67,27 @@ def test_a_folder_that_timm_wrote(source: str, tmp_path: Path) -> None:
     assert checkpoint.sha256 == hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_what_train_py_files_beside_the_weights(tmp_path: Path) -> None:
-    args = argparse.Namespace(model="gmlp_pico4", model_kwargs={"img_size": [8, 64]}, lr=0.1)
-    torch.save({"arch": "x", "args": args, "state_dict": STATE}, tmp_path / "last.pth.tar")
-    config = read_checkpoint(tmp_path / "last.pth.tar").config
-    assert config == {"architecture": "gmlp_pico4", "model_args": {"img_size": [8, 64]}}
+@pytest.mark.parametrize(
+    ("args", "size"),
+    [({}, None), ({"img_size": 32}, 32), ({"img_size": 32, "input_size": [3, 8, 64]}, [3, 8, 64])],
+)
+def test_what_train_py_files_beside_the_weights(args: dict, size: object, tmp_path: Path) -> None:
+    namespace = argparse.Namespace(model="gmlp_pico4", model_kwargs={"img_size": [8, 64]}, lr=0.1, **args)
+    torch.save({"arch": "x", "args": namespace, "state_dict": STATE}, tmp_path / "last.pth.tar")
+    assert read_checkpoint(tmp_path / "last.pth.tar").config == {
+        "architecture": "gmlp_pico4",
+        "model_args": {"img_size": [8, 64]},
+        "pretrained_cfg": {"input_size": size},
+    }
 
 
-def test_the_grid_of_a_train_py_file_is_the_one_it_was_trained_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{"model_kwargs": {"img_size": [16, 64]}}, {"input_size": [3, 16, 64]}])
+def test_the_grid_of_a_train_py_file_is_the_one_it_was_trained_on(how: dict, tmp_path: Path) -> None:
     source = tiny(img_size=(16, 64))  # 2 x 8 tokens; a square guess would say 4 x 4
-    args = argparse.Namespace(model="gmlp_ti16", model_kwargs={**TINY, "img_size": [16, 64]})
+    args = argparse.Namespace(model="gmlp_ti16", **{"model_kwargs": {}, **how})
     torch.save({"args": args, "state_dict": source.state_dict()}, tmp_path / "last.pth.tar")
     report = load_checkpoint(tiny(img_size=(32, 128)), tmp_path / "last.pth.tar")
-    assert report.adapted["blocks.0.mlp_channels.gate.proj.weight"].startswith("grid 2 x 8 ")
+    assert report.adapted["blocks.0.mlp_channels.gate.proj.weight"] == "grid 2 x 8 to 4 x 16"
 
 
 # -- raw or EMA, and prefixes --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from timm.layers import resample_patch_embed
 from timm.models import adapt_input_conv
 from torch import nn
+from tqdm import tqdm
 
 from gmlp_vision.checkpoints.grid import Grid, source_grid
 from gmlp_vision.checkpoints.report import Report, first_five
@@ -110,7 +111,8 @@ def _carry_tokens(
     cfg = getattr(model, "pretrained_cfg", None)
     own = next(iter(layers.values()))
     old, how = source_grid(n, (stem.shape[2], stem.shape[3]), config, grid, own=own, pretrained_cfg=cfg)
-    for name, new in layers.items():
+    # a line on a terminal, once it has taken two seconds: wide grids do
+    for name, new in tqdm(layers.items(), desc="carrying W", delay=2, leave=False, disable=None):
         weight, bias = f"{name}.weight", f"{name}.bias"
         if old == new or tensors[weight].shape != (n, n) or tensors[bias].shape != (n,):
             continue

@@ -16,8 +16,8 @@ from gmlp_vision.checkpoints.save import is_file_name, save_file, save_folder
 from gmlp_vision.checkpoints.sizes import find_model, read_sizes
 from gmlp_vision.errors import UserError
 
-UNNAMED = "gmlp_s16"  # what a model without a name is written as, with its sizes as arguments
-PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
+UNNAMED = "gmlp_ti16"  # what a model without a name is written as, with its sizes as arguments
+PREPROCESSING: dict[str, Any] = {"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)}
 
 
 def convert_file(
@@ -90,7 +90,9 @@ def convert_file(
 
 def _preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:
     cfg = config.get("pretrained_cfg")
-    return {k: cfg[k] for k in PREPROCESSING if k in cfg} if isinstance(cfg, Mapping) else {}
+    if not isinstance(cfg, Mapping):
+        return {}
+    return {k: cfg[k] for k, kind in PREPROCESSING.items() if isinstance(cfg.get(k), kind) and cfg[k]}
 
 
 def _check_expressible(model: Any, to: str | None) -> None:

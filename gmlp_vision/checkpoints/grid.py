@@ -45,7 +45,10 @@ def source_grid(
     candidates = [
         *_stated(config, patch_size),
         (own, "as the model's own"),
-        *_stated({"pretrained_cfg": pretrained_cfg}, patch_size),
+        (
+            _divide((pretrained_cfg or {}).get("input_size"), patch_size),
+            "by the input_size of the model's cfg",
+        ),
         ((side, side), GUESSED),
     ]
     for candidate, how in candidates:
@@ -63,8 +66,8 @@ def _stated(config: Mapping[str, Any], patch_size: tuple[int, int]) -> list[tupl
     made = args.get("img_size") if isinstance(args, Mapping) else None
     used = cfg.get("input_size") if isinstance(cfg, Mapping) else None
     return [
-        (_divide(made, patch_size), "by the img_size the model was made with"),
-        (_divide(used, patch_size), "by the input_size of the pretrained cfg"),
+        (_divide(made, patch_size), "by the img_size in its config"),
+        (_divide(used, patch_size), "by the input_size in its config"),
     ]
 
 

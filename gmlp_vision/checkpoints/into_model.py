@@ -68,7 +68,7 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     report = Report(source, layout=recognise(state_dict))
     config = {"model_args": getattr(model, "pretrained_model_args", {}), "pretrained_cfg": cfg}
     tensors = _as_ours(state_dict, model, report, config)
-    if cfg.get("num_classes", 0) < 0:
+    if cfg.get("num_classes") == -1:
         why = "the pretrained cfg has num_classes=-1, timm's way to ask for a new head"
         report.dropped |= {name: why for name in HEAD if tensors.pop(name, None) is not None}
     adapted = adapt(tensors, model, report, config)
@@ -87,11 +87,20 @@ def _as_ours(
 
 
 def stated_settings(layout: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of GMlp that no tensor shows and that a file was trained with, as far as it tells."""
+    """The arguments of GMlp that no tensor shows and that a file was trained with, as far as it tells.
+
+    Raises:
+        ValueError: An unknown layout.
+        CheckpointError: The config has something else in their place.
+    """
     if layout != "timm":
         return layout_named(layout).settings
     args = config.get("model_args")
-    return {k: args[k] for k in LAYOUTS["timm"].settings if k in args} if isinstance(args, Mapping) else {}
+    stated = {k: args[k] for k in LAYOUTS["timm"].settings if k in args} if isinstance(args, Mapping) else {}
+    for name, value in stated.items():
+        if type(value) is not type(LAYOUTS["timm"].settings[name]):
+            raise CheckpointError(f"the file's config says {name}={value!r}, which is no value for it")
+    return stated
 
 
 def check_settings(model: nn.Module, settings: Mapping[str, Any], source: str) -> None:

@@ -29,9 +29,8 @@ EMA_KEYS = ("state_dict_ema", "model_ema")
 RAW_KEYS = ("state_dict", "model")
 # timm's local-dir: and hub forms, in timm's order.
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
-
-
-DOS_FOLDER = 0x10  # in a zip: torch reads such an entry as nothing and leaves its tensor uninitialised
+# In a zip: torch reads such an entry as nothing and leaves its tensor uninitialised.
+DOS_FOLDER = 0x10
 
 
 @dataclass(frozen=True)
@@ -232,8 +231,9 @@ def _train_config(loaded: Any) -> dict[str, Any]:
     args = loaded.get("args") if isinstance(loaded, Mapping) else None
     if not isinstance(args, argparse.Namespace):
         return {}
-    model_args = getattr(args, "model_kwargs", None)
+    model_args, size = getattr(args, "model_kwargs", None), getattr(args, "input_size", None)
     return {
         "architecture": getattr(args, "model", None),
         "model_args": dict(model_args) if isinstance(model_args, Mapping) else {},
+        "pretrained_cfg": {"input_size": size if size is not None else getattr(args, "img_size", None)},
     }

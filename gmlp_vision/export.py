@@ -1,0 +1,235 @@
+"""A model to a file for other runtimes. What the file computes is compared before it gets its name.
+
+Whatever the dtype inside, a file takes float32 images, (B, C, height, width), and gives float32 logits.
+"""
+
+import importlib.util
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from torch import nn
+
+from gmlp_vision.checkpoints import convert_file
+from gmlp_vision.errors import UserError
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# The largest difference of a logit that passes, as a part of how far the logits of different images lie apart.
+TOLERANCES = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.3}
+
+Runner = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Parity(NamedTuple):
+    """How far a file is from its model, and how far it may be: parts of the spread of the model's logits."""
+
+    difference: float
+    tolerance: float
+
+
+class Format(NamedTuple):
+    """A kind of file: its suffix, how it is written and run, and which packages that takes beside torch."""
+
+    suffix: str
+    write: Callable[[nn.Module, torch.Tensor, Path], None]
+    open: Callable[[Path], Runner]
+    needs: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+
+
+class Float32Ends(nn.Module):
+    """A copy of a model, in eval mode and some dtype inside, from float32 images to float32 logits."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = deepcopy(model).to(dtype)
+        self.dtype = dtype
+        self.eval()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.model(image.to(self.dtype)).float()
+
+
+def export_checkpoint(
+    source: str | Path,
+    out: str | Path,
+    format: str,
+    *,
+    img_size: tuple[int, int] | None = None,
+    dynamic_batch: bool = False,
+    dtype: str = "fp32",
+) -> Parity:
+    """`export_model` for the model whose weights are in a file, a folder, on the hub or under a model name.
+
+    Args:
+        source: As for `gmlp_vision.checkpoints.read_checkpoint`.
+        img_size: (height, width) in pixels; None for the size that the weights are of.
+        out, format, dynamic_batch, dtype: As for `export_model`.
+
+    Raises:
+        ValueError: As `export_model`, or an image that the patch does not divide.
+        UserError: As `export_model`, or the source cannot be read or holds no gMLP.
+    """
+    check_arguments(Path(out), format, dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        convert_file(source, f"{folder}/model", img_size=img_size)
+        model = timm.create_model(f"local-dir:{folder}/model", pretrained=True)
+    return export_model(model, out, format, dynamic_batch=dynamic_batch, dtype=dtype)
+
+
+def export_model(
+    model: Any, out: str | Path, format: str, *, dynamic_batch: bool = False, dtype: str = "fp32"
+) -> Parity:
+    """Writes a model of this package, in eval mode and at its image size, to a file for another runtime.
+
+    Args:
+        model: Is left as it is.
+        out: File to write, replaced if it is there. OpenVINO's is an .xml and gets a .bin beside it.
+        format: A key of FORMATS.
+        dynamic_batch: Whether the file takes any number of images instead of one. A TorchScript file always does.
+        dtype: Of the weights and the arithmetic, a key of DTYPES.
+
+    Returns:
+        The difference that was found, and the tolerance.
+
+    Raises:
+        ValueError: An unknown format or dtype, or a suffix that is not the format's.
+        UserError: There is no such folder, a package is missing, the format cannot hold the dtype, the model
+            gives the same logits for any image, or the file computes something else. At `out` all is then as
+            it was.
+    """
+    out = Path(out)
+    check_arguments(out, format, dtype)
+    kind = FORMATS[format]
+    images = torch.randn(3, model.in_chans, *model.stem.img_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = Float32Ends(model, torch.float32)(images)
+    spread = expected.std(dim=0).max().item()
+    if spread == 0:
+        raise UserError(
+            "this model gives the same logits for any image, so nothing would show whether a file of it is right; "
+            "its head may be untrained: export trained weights"
+        )
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        path = Path(folder) / out.name
+        # torch takes an example of one image for a fixed batch
+        kind.write(Float32Ends(model, DTYPES[dtype]), images[: 2 if dynamic_batch else 1], path)
+        run = kind.open(path)
+        found = torch.cat([run(batch) for batch in images.split(3 if dynamic_batch else 1)])
+        parity = Parity((found - expected).abs().max().item() / spread, TOLERANCES[dtype])
+        if not parity.difference <= parity.tolerance:  # nor if it is nan
+            raise UserError(
+                f"the {format} file in {dtype} computes something else than the model: logits differ by "
+                f"{parity.difference:.2g} of their spread and may by {parity.tolerance:g}; nothing was written"
+            )
+        for file in sorted(path.parent.iterdir()):  # .bin before the .xml that asks for it
+            os.replace(file, out.parent / file.name)
+    return parity
+
+
+def check_arguments(out: Path, format: str, dtype: str) -> None:
+    """Refuses what cannot work before anything slow begins."""
+    if format not in FORMATS:
+        raise ValueError(f"format is {format!r}; expected one of {', '.join(FORMATS)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    kind = FORMATS[format]
+    if out.suffix != kind.suffix:
+        raise ValueError(f"{out} should end in {kind.suffix}, the suffix of {format}")
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent}; make it first")
+    if dtype not in kind.dtypes:
+        raise UserError(
+            f"ONNX Runtime has no {dtype} convolution on a CPU, so such a file could not be checked; choose "
+            f"{' or '.join(kind.dtypes)}, or --format openvino"
+        )
+    missing = [package for package in kind.needs if importlib.util.find_spec(package) is None]
+    if missing:
+        raise UserError(f"{format} needs {', '.join(missing)}: pip install 'gmlp-vision[export]'")
+
+
+def write_onnx(model: nn.Module, images: torch.Tensor, path: Path) -> None:
+    program = torch.onnx.export(
+        model,
+        (images,),
+        dynamo=True,
+        dynamic_shapes=batch_dimension(images),
+        input_names=["image"],
+        output_names=["logits"],
+        verbose=False,
+    )
+    assert program is not None  # it is, with dynamo=True
+    for node in program.model.graph:
+        node.metadata_props.clear()  # stack traces, with the paths of this machine
+    program.save(path, external_data=False)
+
+
+def open_onnx(path: Path) -> Runner:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"image": images.numpy()})[0])
+
+
+def write_openvino(model: nn.Module, images: torch.Tensor, path: Path) -> None:
+    import openvino
+
+    intermediate = path.with_suffix(".onnx")
+    write_onnx(model, images, intermediate)
+    openvino.save_model(openvino.convert_model(intermediate), path, compress_to_fp16=False)
+    intermediate.unlink()
+
+
+def open_openvino(path: Path) -> Runner:
+    import openvino
+
+    # Left to itself, OpenVINO computes a float32 model in bfloat16 where the CPU can: not what is compared here.
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda images: torch.from_numpy(compiled(images.numpy())[0])
+
+
+def write_torchscript(model: nn.Module, images: torch.Tensor, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)  # known: this format was asked for
+        torch.jit.save(torch.jit.script(model), path)
+
+
+def open_torchscript(path: Path) -> Runner:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)
+        model = torch.jit.load(path)
+    return without_gradients(model)
+
+
+def write_exported_program(model: nn.Module, images: torch.Tensor, path: Path) -> None:
+    torch.export.save(torch.export.export(model, (images,), dynamic_shapes=batch_dimension(images)), path)
+
+
+def open_exported_program(path: Path) -> Runner:
+    return without_gradients(torch.export.load(path).module())
+
+
+def batch_dimension(images: torch.Tensor) -> tuple[dict[int, Any]] | None:
+    return ({0: torch.export.Dim("batch")},) if len(images) > 1 else None
+
+
+def without_gradients(model: nn.Module) -> Runner:
+    def run(images: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model(images)
+
+    return run
+
+
+FORMATS = {
+    "onnx": Format(".onnx", write_onnx, open_onnx, ("onnx", "onnxscript", "onnxruntime"), ("fp32", "fp16")),
+    "openvino": Format(".xml", write_openvino, open_openvino, ("onnx", "onnxscript", "openvino")),
+    "torchscript": Format(".pt", write_torchscript, open_torchscript),
+    "exported-program": Format(".pt2", write_exported_program, open_exported_program),
+}
