@@ -70,12 +70,21 @@ def _add_convert(commands: Any) -> None:
 def _convert(args: argparse.Namespace) -> None:
     from gmlp_vision.checkpoints import convert_file
 
-    sizes = {
-        name: tuple(value) if value else None
-        for name, value in (("img_size", args.img_size), ("grid", args.grid), ("patch_size", args.patch_size))
-    }
-    chosen = {"layout": args.layout, "to": args.to, "num_classes": args.num_classes, "weights": args.weights}
-    print(convert_file(args.source, args.out, **sizes, **chosen))
+    def pair(values: list[int] | None) -> tuple[int, int] | None:
+        return (values[0], values[1]) if values else None
+
+    report = convert_file(
+        args.source,
+        args.out,
+        layout=args.layout,
+        to=args.to,
+        img_size=pair(args.img_size),
+        grid=pair(args.grid),
+        patch_size=pair(args.patch_size),
+        num_classes=args.num_classes,
+        weights=args.weights,
+    )
+    print(report)
     print(f"wrote {args.out}")
 
 

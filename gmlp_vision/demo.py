@@ -33,6 +33,7 @@ MODEL_ARGS: dict[str, Any] = {
     "img_size": 16, "patch_size": 2, "in_chans": 1, "num_classes": 10, "depth": 4, "embed_dim": 64
 }  # fmt: skip
 BATCH_SIZE = 64
+WARMUP_EPOCHS = 2
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,15 @@ def run_demo(output: Path, epochs: int = 40, seed: int = 0) -> DemoResult:
     Args:
         output: The folder to make. In it: `config.json` and `model.safetensors` (what `local-dir:` loads),
             `filters.png`, `result.json`.
-        epochs: Passes over the training images.
+        epochs: Passes over the training images, at least 3.
         seed: Of the weights and the augmentation; the split is always the same.
 
     Raises:
         UserError: scikit-learn is missing, or `output` exists already.
+        ValueError: Too few epochs.
     """
+    if epochs <= WARMUP_EPOCHS:
+        raise ValueError(f"epochs is {epochs}; expected more than the {WARMUP_EPOCHS} in which the lr warms up")
     if output.exists():
         raise UserError(f"{output} exists already; give another folder with --output, or remove it")
     train, test, baseline = load_digits()
@@ -155,7 +159,7 @@ def train_model(model: nn.Module, batches: DataLoader[Any], epochs: int) -> None
         optimizer,
         sched="cosine",
         num_epochs=epochs,
-        warmup_epochs=2,
+        warmup_epochs=WARMUP_EPOCHS,
         warmup_lr=1e-5,
         step_on_epochs=False,
         updates_per_epoch=len(batches),

@@ -166,7 +166,7 @@ def write_onnx(model: nn.Module, images: torch.Tensor, path: Path) -> None:
     )
     assert program is not None  # it is, with dynamo=True
     for node in program.model.graph:
-        node.metadata_props.clear()  # stack traces, with the paths of this machine
+        node.metadata_props.clear()  # stack traces, which have the paths of this machine
     program.save(path, external_data=False)
 
 
@@ -208,7 +208,10 @@ def open_torchscript(path: Path) -> Runner:
 
 
 def write_exported_program(model: nn.Module, images: torch.Tensor, path: Path) -> None:
-    torch.export.save(torch.export.export(model, (images,), dynamic_shapes=batch_dimension(images)), path)
+    program = torch.export.export(model, (images,), dynamic_shapes=batch_dimension(images))
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # which has the paths of this machine
+    torch.export.save(program, path)
 
 
 def open_exported_program(path: Path) -> Runner:

@@ -144,6 +144,14 @@ def test_the_model_keeps_its_own_head_and_says_so(tmp_path: Path, caplog: pytest
     assert "it is for 10 classes, and the model has 7" in said[0]
 
 
+def test_the_new_head_that_train_py_asks_for_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_timm(saved(tiny(), tmp_path / "x.pth"), pretrained_cfg_overlay={"num_classes": -1})
+    assert "dropped  2 tensors, the pretrained cfg has num_classes=-1" in caplog.text
+    assert "missing  2 tensors, no head to take, so the model keeps its own" in caplog.text
+
+
 def test_labels_of_another_head_do_not_stay(tmp_path: Path) -> None:
     cfg = {"num_classes": 3, "label_names": ("a", "b", "c")}
     model = by_timm(saved(tiny(), tmp_path / "x.pth"), pretrained_cfg_overlay=cfg)

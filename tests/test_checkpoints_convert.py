@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from others import State, jaketae_forward, jaketae_state, lucidrains_forward, lucidrains_state
+from timm.layers import resample_patch_embed
 from tiny import TINY, images, tiny
 from torch import nn
 
@@ -234,7 +235,17 @@ def test_a_flat_stem_that_may_be_read_in_two_ways(tmp_path: Path) -> None:
     model = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True, dtype=torch.float64).eval()
     x = images(2, 1, 32, 32).double()
     torch.testing.assert_close(model(x), lucidrains_forward(state, x), rtol=0, atol=1e-10)
-    # a live model tells by itself
+    # a live model of this patch tells by itself
     live = tiny(in_chans=1, **LUCIDRAINS, dtype=torch.float64)
     load_checkpoint(live, path)
     torch.testing.assert_close(live(x), lucidrains_forward(state, x), rtol=0, atol=1e-10)
+
+
+def test_a_flat_stem_for_a_model_of_another_patch(tmp_path: Path) -> None:
+    """192 numbers a patch: 3 x 8 x 8, and not 12 channels of the model's 4 x 4."""
+    state = lucidrains_state(16)
+    model = tiny(patch_size=4, img_size=16, **LUCIDRAINS, dtype=torch.float64)
+    report = load_checkpoint(model, save(state, tmp_path / "theirs.pth"))
+    assert report.adapted["stem.proj.weight"] == "patch 8 x 8 to 4 x 4"
+    kernel = state["to_patch_embed.1.weight"].reshape(16, 3, 8, 8)
+    assert torch.equal(model.stem.proj.weight, resample_patch_embed(kernel, [4, 4]))

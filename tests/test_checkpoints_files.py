@@ -72,6 +72,15 @@ def test_size_and_classes(source: Path, tmp_path: Path) -> None:
         convert_file(source, tmp_path / "odd.pth", img_size=(33, 32))
 
 
+def test_the_grid_that_is_given(source: Path, tmp_path: Path) -> None:
+    w = read_checkpoint(source).state_dict[W]  # over 16 tokens, and the file does not say how they lie
+    report = convert_file(source, tmp_path / "out.pth", grid=(2, 8), img_size=(32, 32))
+    assert torch.equal(
+        read_checkpoint(tmp_path / "out.pth").state_dict[W], resample_operator(w, (2, 8), (4, 4))
+    )
+    assert report.notes == ["the file's grid is 2 x 8 tokens, as given"]
+
+
 def test_a_folder_has_the_name_of_its_size_and_nothing_twice(tmp_path: Path) -> None:
     state = timm.create_model("gmlp_pico4").state_dict()
     torch.save(state, tmp_path / "in.pth")
@@ -286,6 +295,7 @@ def test_the_commands_on_other_names(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["convert", "{in}", "{dir}/out.pth", "--to", "jaketae"], "cannot express this model"),
         (["convert", "{in}", "{dir}/out.pth", "--grid", "2", "4"], "grid 2 x 4 has 8 tokens"),
         (["convert", "{in}", "{dir}/out.pth", "--img-size", "0", "0"], "0 pixels"),
+        (["convert", "{in}", "{dir}/out.pth", "--num-classes", "-1"], "num_classes is -1; expected a count"),
         (["convert", "{in}", "{dir}"], "exists"),
     ],
 )

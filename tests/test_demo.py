@@ -69,6 +69,11 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "result.json").read_text() == "mine"
 
 
+def test_fewer_epochs_than_the_warm_up_needs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="epochs is 2"):
+        run_demo(tmp_path / "demo", epochs=2)
+
+
 def test_without_scikit_learn_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

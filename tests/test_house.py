@@ -27,6 +27,7 @@ RANKS = {
     "": 8,  # the package's __init__
     "recipes": 9,
     "demo": 9,
+    "export": 9,
     "run": 9,
     "cli": 10,
 }

@@ -59,6 +59,8 @@ def convert_file(
         raise UserError(
             f"{out} would be a folder, this package's form; with --to, end it in .safetensors or .pth"
         )
+    if num_classes is not None and num_classes < 0:
+        raise ValueError(f"num_classes is {num_classes}; expected a count, or 0 for no head")
     checkpoint = read_checkpoint(source, weights)
     report = Report(checkpoint.source, checkpoint.weights, layout or recognise(checkpoint.state_dict))
     tensors = to_ours(checkpoint.state_dict, report.layout, patch_size)

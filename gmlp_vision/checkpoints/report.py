@@ -10,7 +10,7 @@ class Report:
 
     Attributes:
         source: What was read.
-        weights: 'ema' or 'raw'; 'auto' where timm read the file, which takes EMA weights where there are any.
+        weights: 'ema' or 'raw'; 'ema or raw' where timm read the file, which takes EMA first.
         layout: Whose names the file has, a key of LAYOUTS.
         loaded: Tensors taken as they were.
         adapted: Tensors changed on the way in, and how.
@@ -20,7 +20,7 @@ class Report:
     """
 
     source: str
-    weights: str = "auto"
+    weights: str = "ema or raw"
     layout: str = "timm"
     loaded: list[str] = field(default_factory=list)
     adapted: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,56 @@
+"""What is compared: gMLP of this package and of timm with the same weights, and what a user would pick instead."""
+
+from collections.abc import Callable
+
+import timm
+import torch
+from torch import nn
+
+import gmlp_vision  # noqa: F401  registers the names
+
+# size: (this package's name, timm's name)
+SIZES = {
+    "ti": ("gmlp_ti16", "gmlp_ti16_224"),
+    "s": ("gmlp_s16", "gmlp_s16_224"),
+    "b": ("gmlp_b16", "gmlp_b16_224"),
+}
+INSTEAD = {"s": {"DeiT-S": "deit_small_patch16_224", "ResMLP-24": "resmlp_24_224"}}
+
+Call = Callable[[torch.Tensor], torch.Tensor]
+
+
+def make_pair(size: str) -> tuple[nn.Module, nn.Module]:
+    """(ours, timm's), in eval mode, with the same weights, none of them at its init."""
+    ours, theirs = (timm.create_model(name) for name in SIZES[size])
+    perturb(theirs)
+    ours.load_state_dict(theirs.state_dict())
+    return ours.eval(), theirs.eval()
+
+
+def make_instead(size: str) -> dict[str, nn.Module]:
+    """The models of about this cost that a user would pick instead, in eval mode."""
+    return {label: perturb(timm.create_model(name)).eval() for label, name in INSTEAD.get(size, {}).items()}
+
+
+def perturb(model: nn.Module) -> nn.Module:
+    """Adds noise to every parameter: at its init a gMLP's head is 0 and its gate 1."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+def check_same(ours: Call, theirs: Call, x: torch.Tensor, tolerance: float) -> None:
+    """Refuses to time two models that compute different things; the tolerance is a part of their logits' spread."""
+    a, b = ours(x).float(), theirs(x).float()
+    difference = ((a - b).abs().max() / b.std()).item()
+    if not difference <= tolerance:
+        raise SystemExit(
+            f"ours and timm's differ by {difference:.2g} of the logits' spread; nothing to compare"
+        )
+
+
+def in_pieces(model: nn.Module, size: int) -> Call:
+    """The model on a batch, some images at a time."""
+    return lambda x: torch.cat([model(piece) for piece in x.split(size)])
