@@ -20,7 +20,7 @@ from gmlp_vision.checkpoints import convert_file
 from gmlp_vision.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# The largest difference of a logit that passes, as a part of how far the logits of different images lie apart.
+# The largest difference of a logit that passes, as a part of the spread between images.
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.3}
 
 Runner = Callable[[torch.Tensor], torch.Tensor]
@@ -92,7 +92,7 @@ def export_model(
         model: Is left as it is.
         out: File to write, replaced if it is there. OpenVINO's is an .xml and gets a .bin beside it.
         format: A key of FORMATS.
-        dynamic_batch: Whether the file takes any number of images instead of one. A TorchScript file always does.
+        dynamic_batch: Whether the file takes any number of images, not one; a TorchScript file always does.
         dtype: Of the weights and the arithmetic, a key of DTYPES.
 
     Returns:
@@ -113,8 +113,8 @@ def export_model(
     spread = expected.std(dim=0).max().item()
     if spread == 0:
         raise UserError(
-            "this model gives the same logits for any image, so nothing would show whether a file of it is right; "
-            "its head may be untrained: export trained weights"
+            "this model gives the same logits for any image, so nothing would show whether a file of it is "
+            "right; its head may be untrained: export trained weights"
         )
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         path = Path(folder) / out.name
@@ -126,7 +126,8 @@ def export_model(
         if not parity.difference <= parity.tolerance:  # nor if it is nan
             raise UserError(
                 f"the {format} file in {dtype} computes something else than the model: logits differ by "
-                f"{parity.difference:.2g} of their spread and may by {parity.tolerance:g}; nothing was written"
+                f"{parity.difference:.2g} of their spread, and {parity.tolerance:g} is allowed; nothing was "
+                "written"
             )
         for file in sorted(path.parent.iterdir()):  # .bin before the .xml that asks for it
             os.replace(file, out.parent / file.name)
@@ -189,7 +190,7 @@ def write_openvino(model: nn.Module, images: torch.Tensor, path: Path) -> None:
 def open_openvino(path: Path) -> Runner:
     import openvino
 
-    # Left to itself, OpenVINO computes a float32 model in bfloat16 where the CPU can: not what is compared here.
+    # Left to itself, OpenVINO computes a float32 model in bfloat16 where the CPU can.
     compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda images: torch.from_numpy(compiled(images.numpy())[0])
 

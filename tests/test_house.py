@@ -13,6 +13,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Each room, from the ground up. A module imports from its own room and from rooms of a lower rank.
 RANKS = {
     "errors": 0,
+    "atomic": 0,
     "search_path": 0,
     "layers.resample": 1,
     "layers.spatial_projection": 2,
@@ -21,10 +22,12 @@ RANKS = {
     "checkpoints": 5,
     "filters": 6,
     "models.checks": 5,
+    "models.recompute": 5,
     "models.weight_init": 5,
     "models.trunk": 6,
     "models": 7,
     "": 8,  # the package's __init__
+    "export": 9,
     "recipes": 9,
     "demo": 9,
     "export": 9,

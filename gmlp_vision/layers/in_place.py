@@ -1,14 +1,16 @@
 """A gMLP block where no gradient is wanted: the same equation, each step written over the one before.
 
-Beside its matrix products a block moves memory, and on a CPU new memory is dear. docs/speed.md has the figures.
+Beside its products a block moves memory, and on a CPU new memory is dear; docs/speed.md has the figures.
 
 Shapes: B batch, N tokens (or H, W: a grid of them), D width.
 """
 
+from typing import Any
+
 import torch
 from timm.layers import DropPath, GatedMlp
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import linear
 
 from gmlp_vision.layers.spatial_gating import SpatialGatingUnit
 from gmlp_vision.layers.spatial_projection import DynamicSpatialProjection, SpatialProjection
@@ -29,36 +31,34 @@ KNOWN = {
 
 
 def may_overwrite(x: torch.Tensor, block: nn.Module) -> bool:
-    """Whether nobody sees what is inside this call: no autograd, no tracer, no hook, nothing put in by a user.
+    """Whether nobody sees what is inside this call: no autograd, tracer or hook, nor a part put in later.
 
     Args:
         x: What the block is called with.
-        block: Its children are looked at, not itself.
+        block: Of which the parts are looked at, not the whole.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_grad_enabled():
         return False
     # torch.fx calls with a Proxy; under autocast the branch may have another dtype than x
     if type(x) is not torch.Tensor or torch.is_autocast_enabled(x.device.type):
         return False
-    hooks_on_all = nn.modules.module
-    if hooks_on_all._global_forward_hooks or hooks_on_all._global_forward_pre_hooks:
+    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         return False
-    return all(is_plain(module) for part in block.children() for module in part.modules())
+    return all(map(is_plain, block._modules.values()))
 
 
-def is_plain(module: nn.Module) -> bool:
-    """Whether the class alone says what the module computes, and nobody watches it."""
+def is_plain(module: Any) -> bool:
+    """Whether the class alone says what the module and its parts compute, and nobody watches them."""
     return (
         type(module) in KNOWN
-        and not module.training
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and "forward" not in vars(module)  # as accelerate replaces it
-        and all(type(p) is nn.Parameter for p in module._parameters.values())  # not a quantized one
+        and not (module.training or module._forward_hooks or module._forward_pre_hooks)
+        and "forward" not in vars(module)  # as accelerate puts one there
+        and {nn.Parameter}.issuperset(map(type, module._parameters.values()))  # not a quantized one
+        and all(map(is_plain, module._modules.values()))
     )
 
 
-def block_in_place(x: torch.Tensor, norm: nn.LayerNorm, mlp: GatedMlp) -> torch.Tensor:
+def block_in_place(x: torch.Tensor, norm: nn.Module, mlp: Any) -> torch.Tensor:
     """``x + (Z1 * f(LN(Z2))) V`` with ``Z = GELU(norm(x) U)``, for the parts of a block that `may_overwrite`.
 
     Shape: (B, N, D) -> (B, N, D), or (B, H, W, D) -> (B, H, W, D) if that is what f takes. `x` is left alone.
@@ -66,9 +66,9 @@ def block_in_place(x: torch.Tensor, norm: nn.LayerNorm, mlp: GatedMlp) -> torch.
     # U in halves, so Z1 and Z2 are whole tensors: LayerNorm would copy the half of one.
     (u1, u2), (c1, c2) = mlp.fc1.weight.chunk(2), mlp.fc1.bias.chunk(2)
     x_normed = norm(x)
-    z2 = gelu_(F.linear(x_normed, u2, c2), mlp.act.approximate)
+    z2 = gelu_(linear(x_normed, u2, c2), mlp.act.approximate)
     gate = mlp.gate.proj(mlp.gate.norm(z2))
-    z1 = gelu_(F.linear(x_normed, u1, c1), mlp.act.approximate)
+    z1 = gelu_(linear(x_normed, u1, c1), mlp.act.approximate)
     return mlp.fc2(gate.mul_(z1)).add_(x)
 
 

@@ -159,6 +159,10 @@ NOTHING_KEPT = Kept((), (), {})
 
 def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``W x + b`` for (B, N, C) tokens, (N, N) weight and (N,) bias."""
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript would compile what stands after an `and`
+        if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+            # ONNX's product repeats W for each image by itself; expanded, it would be copied
+            return weight @ x + bias.unsqueeze(-1)
     # W stands on the left of the (N, C) matrix of each image, so no transpose of x is ever made; as one
     # batched product this is faster than nn.Linear between two transposes, with the same gradients.
     return torch.baddbmm(bias.unsqueeze(-1), weight.expand(x.shape[0], -1, -1), x)

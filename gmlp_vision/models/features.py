@@ -6,10 +6,10 @@ Shapes: B batch, N = H * W tokens in row-major order, D width.
 from collections.abc import Sequence
 
 import torch
-from timm.models import checkpoint
 from torch import nn
 
 from gmlp_vision.models.checks import block_indices
+from gmlp_vision.models.recompute import recompute
 from gmlp_vision.models.trunk import Trunk
 
 
@@ -50,7 +50,7 @@ class FeatureTrunk(Trunk):
         x = self.embed(x)
         tokens = []
         for i, block in enumerate(self.blocks[: chosen[-1] + 1] if stop_early else self.blocks):
-            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
+            x = recompute(block, x, self.checkpointing_mode) if self.grad_checkpointing else block(x)
             if i in chosen:
                 tokens.append((self.norm(x) if norm else x).flatten(1, -2))
         if output_fmt == "NCHW":

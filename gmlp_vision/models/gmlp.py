@@ -18,6 +18,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors
 from gmlp_vision.layers import DynamicSpatialProjection, SpatialGatingUnit, SpatialProjection
+from gmlp_vision.layers.in_place import block_in_place, may_overwrite
 from gmlp_vision.models.checks import check_rate
 from gmlp_vision.models.features import FeatureTrunk
 
@@ -68,6 +69,9 @@ class GMlpBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript would compile what stands after an `and`
+            if may_overwrite(x, self):
+                return block_in_place(x, self.norm, self.mlp_channels)  # the last line, in less memory
         return x + self.drop_path(self.mlp_channels(self.norm(x)))
 
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what a block keeps for the backward pass, and what it then computes again."""
+"""Activation checkpointing: what a block keeps for the backward pass, and what is then computed again."""
 
 from functools import partial
 from typing import Any
@@ -8,15 +8,8 @@ from timm.models import checkpoint
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-MODES = ("selective", "block")
-
-# A linear layer's product, as it reaches the dispatcher: with a bias, without one, and where it is kept whole.
-PRODUCTS = {torch.ops.aten.addmm.default, torch.ops.aten.mm.default, torch.ops.aten.linear.default}
-
-
-def keep_products(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keeps the products of the linear layers, most of the arithmetic; norms, GELU and gate are made again."""
-    return CheckpointPolicy.MUST_SAVE if op in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+# The product of a linear layer as autograd hands it on: with a bias, or without one.
+PRODUCTS = {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
 
 
 def recompute(block: nn.Module, x: torch.Tensor, mode: str) -> torch.Tensor:
@@ -24,5 +17,15 @@ def recompute(block: nn.Module, x: torch.Tensor, mode: str) -> torch.Tensor:
     if mode == "block":
         return checkpoint(block, x)
     contexts = partial(create_selective_checkpoint_contexts, keep_products)
-    # only torch's non-reentrant form knows what an op is; timm's switch may ask for the other one
+    # only the form without re-entrance can choose, whatever timm is set to
     return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+
+
+def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Most of a block's arithmetic is kept; norms, GELU and gate, which take most of its memory, are not."""
+    return CheckpointPolicy.MUST_SAVE if op in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def check_mode(mode: str) -> None:
+    if mode not in ("selective", "block"):
+        raise ValueError(f"mode is {mode!r}; expected 'selective' or 'block'")

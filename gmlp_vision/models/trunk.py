@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 import torch
 from timm.layers import PatchEmbed, to_2tuple
-from timm.models import checkpoint_seq, named_apply
+from timm.models import named_apply
 from torch import nn
 
 from gmlp_vision.layers import DynamicSpatialProjection, SpatialProjection
 from gmlp_vision.models.checks import check_divides, check_image, check_pool, check_rate
+from gmlp_vision.models.recompute import check_mode, recompute
 from gmlp_vision.models.weight_init import drop_path_rates, init_layer
 
 # Under torch.fx the check is one call in the graph: traced, its `if` would be on a symbolic shape.
@@ -80,6 +81,7 @@ class Trunk(nn.Module):
         self.dynamic_img_size = dynamic_img_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.grad_checkpointing = False
+        self.checkpointing_mode = "selective"
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
 
         self.stem = PatchEmbed(
@@ -118,7 +120,8 @@ class Trunk(nn.Module):
         """(B, in_chans, height, width) image to (B, N, D) normalised tokens."""
         x = self.embed(x)
         if self.grad_checkpointing and not torch.jit.is_scripting():
-            x = checkpoint_seq(self.blocks, x)
+            for block in self.blocks:
+                x = recompute(block, x, self.checkpointing_mode)
         else:
             x = self.blocks(x)
         return self.norm(x).flatten(1, -2)
@@ -212,9 +215,19 @@ class Trunk(nn.Module):
             init_layer(self.head, "head")
 
     @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Whether each block is recomputed in the backward pass instead of keeping its activations."""
+    def set_grad_checkpointing(self, enable: bool = True, mode: str = "selective") -> None:
+        """Whether the blocks keep less for the backward pass, which then computes it again (docs/speed.md).
+
+        Args:
+            enable: Whether they do.
+            mode: 'selective' keeps the products of the channel projections; 'block' nothing inside a block.
+
+        Raises:
+            ValueError: An unknown `mode`.
+        """
+        check_mode(mode)
         self.grad_checkpointing = enable
+        self.checkpointing_mode = mode
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
