@@ -114,8 +114,9 @@ def test_stop_early_runs_no_later_block(name: str) -> None:
     model, ran = tiny(name, depth=3), []
     for i, block in enumerate(model.blocks):
         block.register_forward_hook(lambda *_, i=i: ran.append(i))
-    model.forward_intermediates(images(), indices=[1], stop_early=True)
+    final, tokens = model.forward_intermediates(images(), indices=[1], stop_early=True, output_fmt="NLC")
     assert ran == [0, 1]
+    same(final, model.norm(tokens[0]))
     ran.clear()
     model.forward_intermediates(images(), indices=[1])
     assert ran == [0, 1, 2]

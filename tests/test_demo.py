@@ -11,7 +11,8 @@ import pytest
 import timm
 import torch
 
-from gmlp_vision.demo import accuracy, load_digits, loader, run_demo
+from gmlp_vision import cli, load_checkpoint
+from gmlp_vision.demo import MODEL_ARGS, accuracy, load_digits, loader, run_demo
 from gmlp_vision.errors import UserError
 
 COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
@@ -41,6 +42,13 @@ def test_demo_keeps_its_promise(tmp_path: Path) -> None:
 
     model = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert accuracy(model, loader(load_digits()[1], is_training=False)) == result["accuracy"]
+
+    # every later command reads it
+    for command in (["info"], ["filters"], ["convert", str(tmp_path / "c.pth")]):
+        assert cli.main([command[0], str(folder), *command[1:]]) == 0
+    report = load_checkpoint(timm.create_model("gmlp_pico4", **MODEL_ARGS), tmp_path / "c.pth")
+    assert not report.missing
+    assert not report.dropped
 
 
 def test_the_split_is_fixed_and_stratified() -> None:

@@ -9,6 +9,7 @@ from timm.layers import DropPath
 from tiny import NAMES, images, perturb, tiny
 from torch import nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from gmlp_vision import GMlp, GMlpBlock
 from gmlp_vision.layers import SpatialGatingUnit, SpatialProjection
@@ -83,6 +84,16 @@ def test_stem_is_one_linear_map_of_each_patch() -> None:
 def test_parameter_count(name: str, count: int) -> None:
     model = timm.create_model(name, device="meta")
     assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "gmacs"), [("gmlp_ti16", 1.33), ("gmlp_s16", 4.39), ("gmlp_b16", 15.72), ("gmlp_pico4", 0.09)]
+)
+def test_multiply_adds(name: str, gmacs: float) -> None:
+    model = timm.create_model(name, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, *model.default_cfg["input_size"], device="meta"))
+    assert round(counter.get_total_flops() / 2e9, 2) == gmacs
 
 
 def test_every_name_has_its_count_tested() -> None:
@@ -269,6 +280,8 @@ def test_in_chans(in_chans: int) -> None:
         ({"img_size": 32, "patch_size": (8, 5)}, ["width", "32", "5"]),
         ({"patch_size": 0}, ["0"]),
         ({"embed_dim": 3, "mlp_ratio": 3}, ["9", "even", "embed_dim 3"]),
+        ({"depth": 0}, ["depth", "0", "at least 1"]),
+        ({"embed_dim": 0}, ["embed_dim", "0"]),
         ({"drop_rate": 1.0}, ["drop_rate", "1.0", "[0, 1)"]),
         ({"proj_drop_rate": -0.1}, ["proj_drop_rate", "-0.1"]),
         ({"drop_path_rate": 1.5}, ["drop_path_rate", "1.5"]),
@@ -279,7 +292,7 @@ def test_in_chans(in_chans: int) -> None:
 )
 def test_bad_argument(kwargs: dict, words: list[str]) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011  the words are matched below
-        timm.create_model("gmlp_ti16", depth=1, **kwargs)
+        timm.create_model("gmlp_ti16", **{"depth": 1, **kwargs})
     assert all(word in str(error.value) for word in words), error.value
 
 

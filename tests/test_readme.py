@@ -38,6 +38,10 @@ def test_every_command_is_one_the_parser_takes(command: str) -> None:
         find_recipe(args.name)
 
 
+def test_no_placeholder_is_left() -> None:
+    assert re.findall(r"@[A-Z]+@", README) == []
+
+
 def test_there_are_commands() -> None:
     assert {c.split()[0] for c in commands()} >= {"demo", "recipe", "run"}
 

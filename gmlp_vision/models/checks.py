@@ -39,6 +39,11 @@ def check_image(
         )
 
 
+def check_count(name: str, count: int) -> None:
+    if count < 1:
+        raise ValueError(f"{name} is {count}; expected at least 1")
+
+
 def check_rate(name: str, rate: float) -> None:
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"{name} is {rate}; expected a probability in [0, 1)")

@@ -10,10 +10,14 @@ from typing import Any, Protocol
 import torch
 from timm.layers import PatchEmbed, to_2tuple
 from timm.models import named_apply
+
+# What timm's own models record a new size with. Private: timm.models has the functions that read the record
+# (get_model_input_config, get_model_args, and so save_for_hf), but not this one that writes it.
+from timm.models._input import update_model_input_size
 from torch import nn
 
 from gmlp_vision.layers import DynamicSpatialProjection, SpatialProjection
-from gmlp_vision.models.checks import check_divides, check_image, check_pool, check_rate
+from gmlp_vision.models.checks import check_count, check_divides, check_image, check_pool, check_rate
 from gmlp_vision.models.recompute import check_mode, recompute
 from gmlp_vision.models.weight_init import drop_path_rates, init_layer
 
@@ -73,6 +77,8 @@ class Trunk(nn.Module):
     ) -> None:
         super().__init__()
         check_divides(img_size, patch_size)
+        check_count("depth", depth)
+        check_count("embed_dim", embed_dim)
         check_rate("drop_rate", drop_rate)
         check_pool(global_pool)
         self.num_classes = num_classes
@@ -156,8 +162,6 @@ class Trunk(nn.Module):
         Raises:
             ValueError: The patch does not divide the image; the model is left as it was.
         """
-        from timm.models.vision_transformer import update_model_input_size  # timm.models does not pass it on
-
         new_img_size = to_2tuple(self.stem.img_size if img_size is None else img_size)
         new_patch_size = to_2tuple(self.stem.patch_size if patch_size is None else patch_size)
         check_divides(new_img_size, new_patch_size)
