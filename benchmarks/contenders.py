@@ -1,4 +1,4 @@
-"""What is compared: gMLP of this package and of timm with the same weights, and what a user would pick instead."""
+"""What is compared: this package's gMLP and timm's with the same weights, and what one would pick instead."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ def perturb(model: nn.Module) -> nn.Module:
 
 
 def check_same(ours: Call, theirs: Call, x: torch.Tensor, tolerance: float) -> None:
-    """Refuses to time two models that compute different things; the tolerance is a part of their logits' spread."""
+    """Refuses to time models that compute different things; the tolerance is a part of their logits' spread."""
     a, b = ours(x).float(), theirs(x).float()
     difference = ((a - b).abs().max() / b.std()).item()
     if not difference <= tolerance:

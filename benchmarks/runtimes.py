@@ -17,11 +17,13 @@ def eager(model: nn.Module, x: torch.Tensor) -> Run:
 
 
 def compiled(model: nn.Module, x: torch.Tensor) -> Run:
-    return torch.inference_mode()(lambda call=torch.compile(model): call(x))
+    call = torch.compile(model)
+    return torch.inference_mode()(lambda: call(x))
 
 
 def cuda_graphs(model: nn.Module, x: torch.Tensor) -> Run:
-    return torch.inference_mode()(lambda call=torch.compile(model, mode="reduce-overhead"): call(x))
+    call = torch.compile(model, mode="reduce-overhead")
+    return torch.inference_mode()(lambda: call(x))
 
 
 def onnx_runtime(model: nn.Module, x: torch.Tensor) -> Run:

@@ -1,15 +1,15 @@
 """How fast and lean gMLP is here, against timm's gMLP with the same weights and against the machine's limit.
 
-    python benchmarks/speed.py --short                      # gMLP-S without gradients, in under a minute
-    python benchmarks/speed.py --json speed.json            # everything: an hour and a half on 2 CPU cores
+    python benchmarks/speed.py --short                 # gMLP-S without gradients, in under a minute
+    python benchmarks/speed.py --json speed.json       # everything: hours on 2 CPU cores
     python benchmarks/speed.py --device cuda --json speed.json
 
-One line of the table is one kind of run of one of our variants. In it all contenders take turns in one process, and
-each figure is the median of the rounds. "of bound" is what our images per second are of those that the multiply-adds
-of the model would allow at the rate of a 2048 x 2048 x 2048 torch.matmul in the same dtype and the same turns.
+A line of the table is one kind of run of one of our variants. In it all contenders take turns in one process;
+a figure is the median of the rounds. "of bound" is our images per second as a part of those that the model's
+multiply-adds would allow at the rate of a 2048 x 2048 x 2048 torch.matmul in the same dtype and the same turns.
 
-On a CPU every line is measured under glibc's allocator as it is and with its thresholds raised (docs/speed.md), each
-in a process of its own.
+On a CPU every line is measured under glibc's allocator as it is and with its thresholds raised
+(docs/speed.md), each in a process of its own.
 """
 
 import argparse
@@ -25,14 +25,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from clock import take_turns
 from contenders import SIZES, check_same, in_pieces, make_instead, make_pair
 from memory import activation_bytes
 from runtimes import CPU, CUDA
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
@@ -71,7 +70,7 @@ def inference(size: str, batch: int, runtime: str, dtype: str, args: argparse.Na
 
 def training(size: str, batch: int, dtype: str, args: argparse.Namespace) -> Iterator[Row]:
     """Images per second of forward, loss and backward, and the bytes kept between them; bf16 by autocast."""
-    ours, theirs = (model.to(args.device).train() for model in make_pair(size))
+    ours, theirs = (model.train().to(args.device) for model in make_pair(size))
     x = images(batch, args.device, torch.float32)
     labels = torch.zeros(batch, dtype=torch.long, device=args.device)
     steps: dict[str, tuple[Callable[[], torch.Tensor], nn.Module]] = {}
@@ -81,7 +80,7 @@ def training(size: str, batch: int, dtype: str, args: argparse.Namespace) -> Ite
             if hasattr(model, "set_grad_checkpointing") and name.startswith("ours"):
                 model.set_grad_checkpointing(**checkpointing)
             with torch.autocast(args.device.type, torch.bfloat16, enabled=dtype == "bf16"):
-                return F.cross_entropy(model(x), labels)
+                return cross_entropy(model(x), labels)
 
         steps[name] = forward, model
 
@@ -111,7 +110,8 @@ def rows(
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     square = torch.randn(BOUND, BOUND, device=args.device).to(DTYPES[dtype])
     product = torch.inference_mode()(lambda: square @ square)
-    taken = take_turns({**calls, "product": product}, args.rounds, args.device)
+    rounds = args.rounds * (5 if batch == 1 and task == "inference" else 1)  # short ones vary more
+    taken = take_turns({**calls, "product": product}, rounds, args.device)
     bound = BOUND**3 / taken.pop("product") / model_macs
     speeds = {name: batch / seconds for name, seconds in taken.items()}
     instead = {name: v for name, v in speeds.items() if name != "timm" and not name.startswith("ours")}
@@ -160,7 +160,7 @@ def gpu_variants(ours: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for block in padded.blocks:
         weight = block.mlp_channels.gate.proj.weight
         n = weight.shape[0]
-        weight.data = F.pad(weight.data, (0, -n % 8))[:, :n]
+        weight.data = pad(weight.data, (0, -n % 8))[:, :n]
     yield "ours, W padded", padded
     fused = deepcopy(ours)
     for block in fused.blocks:
@@ -169,7 +169,7 @@ def gpu_variants(ours: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def import_seconds() -> float:
-    """How much longer a process takes to import this package once it has timm; the median of 7."""
+    """How much longer a process takes to import this package once it has timm; the median of 5."""
     code = "import time, timm; t = time.perf_counter(); import gmlp_vision; print(time.perf_counter() - t)"
     runs = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)

@@ -19,7 +19,7 @@ def replace_file(path: str | Path) -> Iterator[Path]:
     Where the body raises, what was written is removed and `path` is as it was.
 
     Raises:
-        UserError: The folder that `path` is to be in is not there.
+        FileNotFoundError: The folder that `path` is to be in is not there.
     """
     path = Path(path)
     temporary = _beside(path)
@@ -37,8 +37,9 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     Where the body raises, what was written is removed.
 
     Raises:
-        UserError: There is something at `path`: two files cannot be replaced at one stroke, so none is. Or the
-            folder that `path` is to be in is not there.
+        UserError: There is something at `path`, and be it a folder with files: they cannot all be replaced at
+            one stroke, so none is. An empty folder is taken.
+        FileNotFoundError: The folder that `path` is to be in is not there.
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -54,5 +55,5 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 def _beside(path: Path) -> Path:
     if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")

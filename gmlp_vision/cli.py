@@ -141,8 +141,8 @@ def _add_filters(commands: Any) -> None:
     parser.add_argument(
         "--draw",
         choices=("filters", "kernels", "stats", "units"),
-        default="filters",
-        help="of the figure: single filters, mean kernels, statistics over depth, hidden units of a mixer",
+        help="of the figure: single filters (default), mean kernels, statistics over depth, hidden units of a "
+        "mixer",
     )
     parser.add_argument("--layers", help="of the figure, counted from 0: 1,5,10-20")
     parser.add_argument("--tokens", help="of the figure: center,corners or grid:4 or ROW,COLUMN;...")
@@ -151,6 +151,9 @@ def _add_filters(commands: Any) -> None:
     parser.add_argument("--html", type=Path, help="page to write: one file, no network needed to open it")
     parser.add_argument("--image", type=Path, help="picture to lay under the grid of the page")
     parser.add_argument("--grid", type=int, nargs=2, metavar=("H", "W"), help="of the tokens, if not known")
+    parser.add_argument(
+        "--weights", choices=("raw", "ema"), default="auto", help="(default: ema where there is)"
+    )
     parser.set_defaults(call=_filters)
 
 
@@ -158,17 +161,18 @@ def _filters(args: argparse.Namespace) -> None:
     from gmlp_vision.filters import extract, format_stats, plot, save_figure, write_explorer, write_stats
     from gmlp_vision.filters.table import untrained_notice
 
-    if not args.out and (args.layers or args.tokens or args.scale):
-        raise UserError("--layers, --tokens and --scale are of the figure: name it with -o FILE.png")
+    if not args.out and (args.draw or args.layers or args.tokens or args.scale):
+        raise UserError("--draw, --layers, --tokens and --scale are of the figure: name it with -o FILE.png")
     if args.image and not args.html:
         raise UserError("--image lies under the grid of the page: name it with --html FILE.html")
-    bank = extract(args.what, tuple(args.grid) if args.grid else None)
+    bank = extract(args.what, tuple(args.grid) if args.grid else None, args.weights)
     stats = bank.stats()
+    print(bank)
     print(format_stats(stats))
     if notice := untrained_notice(stats):
         print(notice)
     if args.out:
-        save_figure(plot(bank, args.draw, args.layers, args.tokens, args.scale), args.out)
+        save_figure(plot(bank, args.draw or "filters", args.layers, args.tokens, args.scale), args.out)
         print(f"wrote {args.out}")
     if args.stats:
         write_stats(stats, args.stats)

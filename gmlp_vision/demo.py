@@ -4,8 +4,6 @@ The loop is short because its parts are timm's: loader, optimizer, scheduler, an
 """
 
 import json
-import os
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 import gmlp_vision.models  # noqa: F401  registers the model
+from gmlp_vision.atomic import new_folder
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract, plot_filters, save_figure
 
@@ -34,6 +33,7 @@ MODEL_ARGS: dict[str, Any] = {
 }  # fmt: skip
 BATCH_SIZE = 64
 WARMUP_EPOCHS = 2
+MEAN = STD = (0.5,)
 
 
 @dataclass(frozen=True)
@@ -89,27 +89,33 @@ def run_demo(output: Path, epochs: int = 40, seed: int = 0) -> DemoResult:
         ValueError: Too few epochs.
     """
     if epochs <= WARMUP_EPOCHS:
-        raise ValueError(f"epochs is {epochs}; expected more than the {WARMUP_EPOCHS} in which the lr warms up")
-    if output.exists():
-        raise UserError(f"{output} exists already; give another folder with --output, or remove it")
-    train, test, baseline = load_digits()
-    random_seed(seed)
-    model = timm.create_model(MODEL, **MODEL_ARGS)
+        raise ValueError(f"epochs is {epochs}; expected more than the {WARMUP_EPOCHS} of warm-up")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(output) as folder:  # before the training, so that a name that is taken is told at once
+        train, test, baseline = load_digits()
+        random_seed(seed)
+        model = timm.create_model(MODEL, **MODEL_ARGS)
 
-    start = time.monotonic()
-    train_model(model, loader(train, is_training=True), epochs)
-    seconds = time.monotonic() - start
+        start = time.monotonic()
+        train_model(model, loader(train, is_training=True), epochs)
+        seconds = time.monotonic() - start
 
-    result = DemoResult(
-        accuracy=accuracy(model, loader(test, is_training=False)),
-        logistic_regression=baseline,
-        test_images=len(test),
-        moved=[layer.moved for layer in extract(model).stats()],
-        epochs=epochs,
-        seed=seed,
-        seconds=seconds,
-    )
-    save(output, model, result)
+        bank = extract(model)
+        result = DemoResult(
+            accuracy=accuracy(model, loader(test, is_training=False)),
+            logistic_regression=baseline,
+            test_images=len(test),
+            moved=[layer.moved for layer in bank.stats()],
+            epochs=epochs,
+            seed=seed,
+            seconds=seconds,
+        )
+        data_config = {"mean": MEAN, "std": STD, "crop_pct": 1.0}
+        save_for_hf(
+            model, str(folder), model_args=MODEL_ARGS, data_config=data_config, safe_serialization=True
+        )
+        save_figure(plot_filters(bank), folder / "filters.png")
+        (folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
     return result
 
 
@@ -144,8 +150,8 @@ def loader(dataset: Digits, is_training: bool) -> DataLoader[Any]:
         hflip=0.0,
         color_jitter=0.0,
         interpolation="bicubic",
-        mean=(0.5,),
-        std=(0.5,),
+        mean=MEAN,
+        std=STD,
         crop_pct=1.0,
         num_workers=0,
         use_prefetcher=False,
@@ -185,14 +191,3 @@ def accuracy(model: nn.Module, batches: DataLoader[Any]) -> float:
     model.eval()
     correct = [model(images).argmax(1) == labels for images, labels in batches]
     return torch.cat(correct).double().mean().item()
-
-
-def save(output: Path, model: nn.Module, result: DemoResult) -> None:
-    """Writes all into a folder beside `output`, then gives it that name, so there is never half a result."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".demo-", dir=output.parent) as temporary:
-        folder = Path(temporary, "demo")
-        save_for_hf(model, str(folder), model_args=MODEL_ARGS, safe_serialization=True)
-        save_figure(plot_filters(extract(model)), folder / "filters.png", dpi=150)
-        (folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
-        os.replace(folder, output)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timm.layers import resample_patch_embed
 from timm.models import MlpMixer, VisionTransformer, adapt_input_conv
-from tiny import TINY, images, perturb, tiny
+from tiny import TINY, images, perturb, same_weights, tiny
 from torch import nn
 
 from gmlp_vision import CheckpointError, load_checkpoint
 from gmlp_vision.checkpoints import Report
-from gmlp_vision.checkpoints.grid import GUESSED, source_grid
+from gmlp_vision.checkpoints.grid import source_grid
 from gmlp_vision.layers.resample import resample_bias, resample_operator
 
 W, B = "blocks.1.mlp_channels.gate.proj.weight", "blocks.1.mlp_channels.gate.proj.bias"
@@ -50,18 +50,13 @@ def copy(model: nn.Module) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in model.state_dict().items()}
 
 
-def same(model: nn.Module, state: dict[str, torch.Tensor], but: set[str] = frozenset()) -> bool:
-    own = model.state_dict()
-    return own.keys() == state.keys() and all(torch.equal(own[k], state[k]) for k in own.keys() - but)
-
-
 # -- the account ---------------------------------------------------------------------------------------------
 
 
 @both_routes
 def test_equal_sizes_load_as_they_are(load: Load, tmp_path: Path) -> None:
     source = tiny()
-    assert same(load(saved(source, tmp_path / "x.pth")), source.state_dict())
+    assert same_weights(load(saved(source, tmp_path / "x.pth")), source.state_dict())
 
 
 def account(report: Report) -> tuple[set[str], set[str]]:
@@ -172,14 +167,17 @@ def test_a_head_that_does_not_hold_together(load: Load, changes: dict, tmp_path:
 
 
 @both_routes
-@pytest.mark.parametrize(("file", "model"), [(1, 3), (3, 1), (4, 3), (3, 4), (1, 2), (3, 3)])
-def test_channels_as_timm_adapts_them(load: Load, file: int, model: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "model"), [(1, 3), (3, 1), (4, 3), (3, 4), (1, 2), (3, 3), (4, 4), (1, 1)])
+def test_channels_as_timm_adapts_them(
+    load: Load, file: int, model: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = tiny(in_chans=file)
     loaded = load(saved(source, tmp_path / "x.pth"), in_chans=model)
     expected = adapt_input_conv(model, source.stem.proj.weight.detach(), base_chans=file)
     assert expected.shape[1] == model
-    assert torch.equal(loaded.stem.proj.weight, expected)
-    assert same(loaded, {**source.state_dict(), "stem.proj.weight": expected})
+    assert same_weights(loaded, {**source.state_dict(), "stem.proj.weight": expected})
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]  # timm's, of what is right
+    assert load is by_hand or loaded.pretrained_cfg["input_size"] == (model, 224, 224)
 
 
 @both_routes
@@ -191,14 +189,6 @@ def test_a_grey_image_means_the_same_to_one_channel_as_to_three(load: Load, tmp_
     torch.testing.assert_close(loaded(grey), source(grey.repeat(1, 3, 1, 1)), atol=1e-5, rtol=1e-4)
 
 
-def test_timm_does_not_warn_of_channels_that_are_right(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = by_timm(saved(tiny(), tmp_path / "x.pth"), in_chans=1, img_size=32)
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert model.pretrained_cfg["input_size"][0] == 1
-
-
 @both_routes
 @pytest.mark.parametrize(("patch", "img_size"), [(4, 16), (16, 64), ((4, 8), (16, 32))])
 def test_another_patch_resizes_the_stem_as_timm_does(
@@ -207,7 +197,7 @@ def test_another_patch_resizes_the_stem_as_timm_does(
     source = tiny()
     loaded = load(saved(source, tmp_path / "x.pth"), patch_size=patch, img_size=img_size)
     expected = resample_patch_embed(source.stem.proj.weight.detach(), list(loaded.stem.patch_size))
-    assert same(loaded, {**source.state_dict(), "stem.proj.weight": expected})
+    assert same_weights(loaded, {**source.state_dict(), "stem.proj.weight": expected})
 
 
 @both_routes
@@ -222,7 +212,7 @@ def test_patch_channels_grid_and_classes_at_once(load: Load, tmp_path: Path) -> 
             expected[name] = resample_operator(state[name], (4, 4), (6, 8))
         if name.endswith("gate.proj.bias"):
             expected[name] = resample_bias(state[name], (4, 4), (6, 8))
-    assert same(loaded, expected, but=HEAD)
+    assert same_weights(loaded, expected, but=HEAD)
 
 
 # -- grids ---------------------------------------------------------------------------------------------------
@@ -247,7 +237,8 @@ def test_a_model_of_varying_size_takes_weights_too(load: Load, tmp_path: Path) -
 
 
 MADE, USED = "by the img_size in its config", "by the input_size in its config"
-LIVE = "by the input_size of the model's cfg"
+BY_CFG = "by the input_size of the model's pretrained cfg"
+GUESSED = "guessed to be square, since nothing states it"
 CFG = {"input_size": (3, 16, 256)}
 
 
@@ -261,8 +252,13 @@ CFG = {"input_size": (3, 16, 256)}
         ({"pretrained_cfg": {"input_size": [3, 16, 256]}}, {}, ((2, 32), USED)),
         ({"input_size": [3, 16, 256]}, {}, ((2, 32), USED)),  # an older config.json, all in one dict
         ({}, {"own": (16, 4), "pretrained_cfg": CFG}, ((16, 4), "as the model's own")),
-        ({}, {"own": (3, 4), "pretrained_cfg": CFG}, ((2, 32), LIVE)),
+        ({}, {"own": (3, 4), "pretrained_cfg": CFG}, ((2, 32), BY_CFG)),
         ({}, {"own": (3, 4), "pretrained_cfg": {"input_size": (3, 16, 16)}}, ((8, 8), GUESSED)),
+        ({}, {"overlaid_cfg": CFG}, ((2, 32), BY_CFG)),
+        ({}, {"overlaid_cfg": CFG, "own": (2, 32)}, ((2, 32), BY_CFG)),
+        ({}, {"overlaid_cfg": CFG, "own": (3, 4)}, ((2, 32), BY_CFG)),
+        ({}, {"overlaid_cfg": {"input_size": (3, 8, 8)}, "own": (16, 4)}, ((16, 4), "as the model's own")),
+        ({"model_args": {"img_size": 64}}, {"overlaid_cfg": CFG, "own": (16, 4)}, ((8, 8), MADE)),
         ({"model_args": 3, "pretrained_cfg": "?"}, {"pretrained_cfg": None}, ((8, 8), GUESSED)),
         (
             {"model_args": {"img_size": "64"}, "pretrained_cfg": {"input_size": [1, 2, 3, 4]}},
@@ -277,7 +273,15 @@ CFG = {"input_size": (3, 16, 256)}
     ],
 )
 def test_who_says_what_the_grid_is(config: dict, kwargs: dict, expected: tuple) -> None:
-    assert source_grid(64, (8, 8), config, **kwargs) == expected
+    size, how, doubtful = source_grid(64, (8, 8), config, **kwargs)
+    assert (size, how) == expected
+    assert doubtful == (how == GUESSED)
+
+
+def test_a_cfg_that_the_model_contradicts_is_followed_and_said_to_be_doubtful() -> None:
+    found = source_grid(64, (8, 8), {}, overlaid_cfg=CFG, own=(16, 4))
+    assert (found.size, found.doubtful) == ((2, 32), True)
+    assert found.how.startswith(f"{BY_CFG}; the model's own, 16 x 4, has as many")
 
 
 def test_a_grid_that_nobody_knows_is_an_error_that_names_the_arguments(tmp_path: Path) -> None:
@@ -312,6 +316,28 @@ def test_timms_cfg_speaks_for_the_file_and_a_live_models_does_not(tmp_path: Path
     assert torch.equal(by_cfg.state_dict()[W], resample_operator(source.state_dict()[W], (4, 4), (2, 8)))
 
 
+def test_a_file_of_the_models_own_size_where_the_default_cfg_would_fit_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gmlp_pico4 at 16 x 64 pixels has the 64 tokens of its default 32 x 32."""
+    kwargs = {"img_size": (16, 64), "depth": 2, "embed_dim": 16}
+    source = tiny("gmlp_pico4", **kwargs, patch_size=4, num_classes=10)
+    path = saved(source, tmp_path / "x.pth")
+
+    def load(**overlay: object) -> nn.Module:
+        overlay["file"] = str(path)
+        return timm.create_model("gmlp_pico4", pretrained=True, pretrained_cfg_overlay=overlay, **kwargs)
+
+    assert same_weights(load(input_size=(3, 16, 64)), source)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    carried = load()
+    assert torch.equal(carried.state_dict()[W], resample_operator(source.state_dict()[W], (8, 8), (4, 16)))
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "8 x 8 tokens, by the input_size of the model's pretrained cfg; the model's own, 4 x 16" in said
+    assert "`input_size` in pretrained_cfg_overlay" in said
+    assert "its config" not in said
+
+
 # -- dtypes and numbers --------------------------------------------------------------------------------------
 
 
@@ -319,7 +345,7 @@ def test_timms_cfg_speaks_for_the_file_and_a_live_models_does_not(tmp_path: Path
 def test_a_file_of_another_precision(file: torch.dtype, tmp_path: Path) -> None:
     source, model = tiny().to(file), tiny()
     report = load_checkpoint(model, saved(source, tmp_path / "x.pth"))
-    assert same(model, {k: v.float() for k, v in source.state_dict().items()})
+    assert same_weights(model, {k: v.float() for k, v in source.state_dict().items()})
     assert set(report.adapted.values()) == {f"{file} to float32".replace("torch.", "")}
     assert not report.loaded
 
@@ -373,7 +399,7 @@ def test_a_refused_file_leaves_the_model_as_it_was(other: str, tmp_path: Path) -
     before = copy(model)
     with pytest.raises(CheckpointError):
         load_checkpoint(model, saved(perturb(OTHERS[other]()), tmp_path / "x.pth"))
-    assert same(model, before)
+    assert same_weights(model, before)
 
 
 def test_an_error_lists_the_first_five_of_each_side(tmp_path: Path) -> None:
@@ -401,9 +427,23 @@ def test_an_error_lists_shapes(tmp_path: Path) -> None:
         load_checkpoint(tiny(), path)
 
 
-def test_what_is_no_model_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the model is a Linear; expected one of this package"):
-        load_checkpoint(nn.Linear(2, 2), saved(tiny(), tmp_path / "x.pth"))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(2, 2),
+        lambda: timm.create_model("gmlp_s16_224", img_size=32, num_classes=5),  # timm's own has all our names
+        lambda: timm.create_model("mixer_s32_224", img_size=32),
+        lambda: timm.create_model("resmlp_12_224", img_size=32),
+        lambda: nn.DataParallel(tiny()),
+    ],
+    ids=["linear", "gmlp", "mixer", "resmlp", "wrapped"],
+)
+def test_what_is_no_model_of_ours(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model = make()
+    with pytest.raises(
+        ValueError, match=f"the model is a {type(model).__name__}; expected one of this package"
+    ):
+        load_checkpoint(model, saved(tiny(), tmp_path / "x.pth"))
 
 
 @given(
@@ -427,6 +467,6 @@ def test_no_shape_ends_in_another_error(
     try:
         report = load_checkpoint(model, path)
     except CheckpointError:
-        assert same(model, before)
+        assert same_weights(model, before)
     else:
         assert account(report)[1] == set(before)

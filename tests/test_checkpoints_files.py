@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from tiny import tiny
+from tiny import same_weights, tiny
 
 from gmlp_vision.checkpoints import convert_file, describe, read_checkpoint
 from gmlp_vision.checkpoints.convert import from_ours
@@ -35,10 +35,6 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "in.pth"
 
 
-def same(state: dict, other: dict) -> bool:
-    return state.keys() == other.keys() and all(torch.equal(state[k], other[k]) for k in state)
-
-
 # -- convert -------------------------------------------------------------------------------------------------
 
 
@@ -46,7 +42,9 @@ def same(state: dict, other: dict) -> bool:
 @pytest.mark.parametrize("name", [*NAMES, "folder"])
 def test_the_same_tensors_in_every_form(name: str, weights: str, source: Path, tmp_path: Path) -> None:
     report = convert_file(source, tmp_path / name, weights=weights)
-    assert same(read_checkpoint(tmp_path / name).state_dict, read_checkpoint(source, weights).state_dict)
+    assert same_weights(
+        read_checkpoint(tmp_path / name).state_dict, read_checkpoint(source, weights).state_dict
+    )
     assert report.weights == weights
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["in.pth", name])
 
@@ -56,7 +54,7 @@ def test_the_files_own_precision_stays(dtype: torch.dtype, tmp_path: Path) -> No
     state = tiny().to(dtype).state_dict()
     torch.save(state, tmp_path / "in.pth")
     convert_file(tmp_path / "in.pth", tmp_path / "out.safetensors")
-    assert same(read_checkpoint(tmp_path / "out.safetensors").state_dict, state)
+    assert same_weights(read_checkpoint(tmp_path / "out.safetensors").state_dict, state)
 
 
 def test_size_and_classes(source: Path, tmp_path: Path) -> None:
@@ -132,7 +130,7 @@ def test_other_names_are_one_file(source: Path, tmp_path: Path) -> None:
         convert_file(source, tmp_path / "out", to="timm")
     convert_file(source, tmp_path / "out.pth", to="timm")
     theirs = torch.load(tmp_path / "out.pth", weights_only=True)
-    assert same(theirs, read_checkpoint(source).state_dict)
+    assert same_weights(theirs, read_checkpoint(source).state_dict)
 
 
 # -- a whole file, or the old one ----------------------------------------------------------------------------
@@ -167,7 +165,7 @@ def test_a_write_that_fails_leaves_what_was_there(
 def test_a_file_may_be_converted_onto_itself(source: Path) -> None:
     ema = read_checkpoint(source, "ema").state_dict
     convert_file(source, source)
-    assert same(read_checkpoint(source).state_dict, ema)
+    assert same_weights(read_checkpoint(source).state_dict, ema)
 
 
 WRITER = """
@@ -251,7 +249,7 @@ def test_info_about_other_forms(tmp_path: Path) -> None:
 def test_info_about_a_name_downloads_nothing() -> None:
     said = describe("gmlp_s16")
     assert said["parameters"] == "19,422,656"
-    assert said["grid"] == "14 x 14 tokens, by the input_size in its config"
+    assert said["grid"] == "14 x 14 tokens, by the input_size of the model's pretrained cfg"
     assert said["weights"] == "hf-hub:timm/gmlp_s16_224.ra3_in1k"
     assert describe("gmlp_pico4")["weights"] == "none released"
 
@@ -281,7 +279,7 @@ def test_the_commands_on_other_names(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (
         main(["convert", str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), *args, "--weights", "raw"]) == 0
     )
-    assert same(
+    assert same_weights(
         read_checkpoint(tmp_path / "out.pth").state_dict, read_checkpoint(tmp_path / "in.pth").state_dict
     )
     capsys.readouterr()
@@ -291,7 +289,8 @@ def test_the_commands_on_other_names(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("args", "why"),
     [
         (["info", "nosuch.pth"], "neither a file"),
-        (["convert", "{in}", "{dir}/no/such/out.pth"], "No such file or directory"),
+        (["info", "gmlp_s16.nosuch"], "Invalid pretrained tag (nosuch)"),
+        (["convert", "{in}", "{dir}/no/such/out.pth"], "there is no folder"),
         (["convert", "{in}", "{dir}/out.pth", "--to", "jaketae"], "cannot express this model"),
         (["convert", "{in}", "{dir}/out.pth", "--grid", "2", "4"], "grid 2 x 4 has 8 tokens"),
         (["convert", "{in}", "{dir}/out.pth", "--img-size", "0", "0"], "0 pixels"),

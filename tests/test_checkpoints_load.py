@@ -14,7 +14,7 @@ import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import TINY, images, tiny
+from tiny import TINY, images, same_weights, tiny
 
 from gmlp_vision import CheckpointError, load_checkpoint
 from gmlp_vision.checkpoints import read_checkpoint
@@ -22,10 +22,6 @@ from gmlp_vision.checkpoints.load import select_weights
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, -2.0])}
 EMA = {name: tensor + 1 for name, tensor in STATE.items()}
-
-
-def same(state: dict, other: dict) -> bool:
-    return state.keys() == other.keys() and all(torch.equal(state[k], other[k]) for k in state)
 
 
 # -- forms ---------------------------------------------------------------------------------------------------
@@ -40,14 +36,14 @@ def test_one_file(name: str, tmp_path: Path) -> None:
         torch.save(STATE, path)
     for source in (path, str(path)):
         checkpoint = read_checkpoint(source)
-        assert same(checkpoint.state_dict, STATE)
+        assert same_weights(checkpoint.state_dict, STATE)
         assert (checkpoint.config, checkpoint.source, checkpoint.weights) == ({}, str(path), "raw")
         assert checkpoint.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_torchs_older_form(tmp_path: Path) -> None:
     torch.save(STATE, tmp_path / "x.pth", _use_new_zipfile_serialization=False)
-    assert same(read_checkpoint(tmp_path / "x.pth").state_dict, STATE)
+    assert same_weights(read_checkpoint(tmp_path / "x.pth").state_dict, STATE)
 
 
 def test_parameters_come_as_plain_tensors(tmp_path: Path) -> None:
@@ -61,7 +57,7 @@ def test_a_folder_that_timm_wrote(source: str, tmp_path: Path) -> None:
     model = tiny(img_size=(16, 24))
     timm.models.save_for_hf(model, str(tmp_path), safe_serialization="both")
     checkpoint = read_checkpoint(source.format(tmp_path))
-    assert same(checkpoint.state_dict, model.state_dict())
+    assert same_weights(checkpoint.state_dict, model.state_dict())
     assert checkpoint.config["architecture"] == "gmlp_ti16"
     assert checkpoint.config["model_args"]["img_size"] == [16, 24]
     assert checkpoint.sha256 == hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
@@ -99,7 +95,7 @@ def test_ema_unless_told_otherwise(raw_key: str, ema_key: str, tmp_path: Path) -
     torch.save({"epoch": 3, raw_key: STATE, ema_key: EMA}, tmp_path / "x.pth")
     for weights, expected, said in (("auto", EMA, "ema"), ("ema", EMA, "ema"), ("raw", STATE, "raw")):
         checkpoint = read_checkpoint(tmp_path / "x.pth", weights)
-        assert same(checkpoint.state_dict, expected)
+        assert same_weights(checkpoint.state_dict, expected)
         assert checkpoint.weights == said
 
 
@@ -130,13 +126,13 @@ def test_ema_that_is_not_there(tmp_path: Path) -> None:
 def test_any_stack_of_prefixes_is_stripped(prefixes: list[str], key: str) -> None:
     wrapped = OrderedDict(("".join(prefixes) + name, tensor) for name, tensor in STATE.items())
     state, weights = select_weights({key: wrapped} if key == "state_dict_ema" else wrapped, "auto", "x")
-    assert same(state, STATE)
-    assert weights == ("ema" if key == "state_dict_ema" else "raw")
+    assert same_weights(state, STATE)
+    assert weights == ("ema" if key == "state_dict_ema" else None)
 
 
 def test_a_name_that_only_contains_a_prefix_is_kept() -> None:
     state = {"blocks.module.weight": torch.ones(1), "model.0.weight": torch.ones(1)}
-    assert same(select_weights(state, "auto", "x")[0], state)
+    assert same_weights(select_weights(state, "auto", "x")[0], state)
 
 
 def test_the_same_tensor_with_and_without_a_prefix() -> None:
@@ -159,7 +155,7 @@ def test_a_known_hash_is_held_against_the_file(tmp_path: Path) -> None:
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     assert read_checkpoint(path, sha256=sha256.upper()).sha256 == sha256
     flip(path, -1)
-    assert not same(read_checkpoint(path).state_dict, STATE)  # nothing in the file itself tells
+    assert not same_weights(read_checkpoint(path).state_dict, STATE)  # nothing in the file itself tells
     with pytest.raises(CheckpointError, match=rf"damaged.*expected {sha256}"):
         read_checkpoint(path, sha256=sha256)
 
@@ -168,7 +164,7 @@ def test_a_hash_in_config_json_is_held_against_the_file(tmp_path: Path) -> None:
     safetensors.torch.save_file(STATE, tmp_path / "model.safetensors")
     sha256 = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
     (tmp_path / "config.json").write_text(json.dumps({"sha256": sha256}))
-    assert same(read_checkpoint(tmp_path).state_dict, STATE)
+    assert same_weights(read_checkpoint(tmp_path).state_dict, STATE)
     flip(tmp_path / "model.safetensors", -1)
     with pytest.raises(CheckpointError, match="damaged"):
         read_checkpoint(tmp_path)
@@ -178,7 +174,7 @@ def test_a_flipped_bit_in_a_pth_is_caught_by_its_crc(tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     torch.save(STATE, path)
     flip(path, path.read_bytes().index(STATE["a.weight"].numpy().tobytes()) + 5)
-    assert not same(torch.load(path, weights_only=True), STATE)  # torch does not see it
+    assert not same_weights(torch.load(path, weights_only=True), STATE)  # torch does not see it
     with pytest.raises(CheckpointError, match="CRC"):
         read_checkpoint(path)
 
@@ -235,7 +231,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(form: str, place: str, t
     with pytest.raises(Exception, match=r"."):
         timm.create_model("gmlp_ti16", pretrained=True, pretrained_cfg_overlay={"file": str(path)}, **TINY)
     assert not proof.exists()
-    assert same(model.state_dict(), before)
+    assert same_weights(model.state_dict(), before)
 
     # the file is what it is said to be: an unsafe unpickler runs it
     if form == "zip":

@@ -1,13 +1,14 @@
 """timm's own routes: checkpoint_path, local-dir, save_for_hf, features_only, a state dict in the cfg."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import timm
 import torch
-from tiny import TINY, images, tiny
+from tiny import TINY, images, perturb, same_weights, tiny
 from torch import nn
 
 from gmlp_vision import CheckpointError, load_checkpoint
@@ -15,11 +16,6 @@ from gmlp_vision.checkpoints import checkpoint_filter_fn, convert_file
 from gmlp_vision.layers.resample import resample_operator
 
 W = "blocks.0.mlp_channels.gate.proj.weight"
-
-
-def same(model: nn.Module, other: nn.Module) -> bool:
-    a, b = model.state_dict(), other.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def local_dir(folder: Path, **kwargs: object) -> nn.Module:
@@ -36,7 +32,7 @@ def test_checkpoint_path_loads_strictly_at_equal_size(name: str, tmp_path: Path)
     else:
         safetensors.torch.save_file(source.state_dict(), tmp_path / name)
     model = timm.create_model("gmlp_ti16", checkpoint_path=str(tmp_path / name), **TINY)
-    assert same(model, source)
+    assert same_weights(model, source)
     with pytest.raises(RuntimeError, match="size mismatch"):
         timm.create_model("gmlp_ti16", checkpoint_path=str(tmp_path / name), **{**TINY, "img_size": 48})
 
@@ -52,7 +48,7 @@ def test_another_size_by_the_overlay_or_by_converting_first(tmp_path: Path) -> N
     converted = timm.create_model(
         "gmlp_ti16", checkpoint_path=str(tmp_path / "x48.pth"), **{**TINY, "img_size": 48}
     )
-    assert same(converted, overlaid)
+    assert same_weights(converted, overlaid)
     assert torch.equal(converted.state_dict()[W], resample_operator(source.state_dict()[W], (4, 4), (6, 6)))
 
 
@@ -61,7 +57,7 @@ def test_save_for_hf_and_back(safe: bool, tmp_path: Path) -> None:
     source = tiny(img_size=(16, 64), in_chans=1, norm_eps=1e-4)
     timm.models.save_for_hf(source, str(tmp_path / "d"), safe_serialization=safe)
     model = local_dir(tmp_path / "d")
-    assert same(model, source)
+    assert same_weights(model, source)
     x = images(2, 1, 16, 64)
     assert torch.equal(model(x), source(x))
     assert model.pretrained_cfg["input_size"] == (1, 16, 64)
@@ -84,7 +80,7 @@ def test_after_set_input_size_a_folder_holds_the_new_size(tmp_path: Path) -> Non
     source = tiny()
     source.set_input_size(img_size=(40, 24))
     timm.models.save_for_hf(source, str(tmp_path / "d"), safe_serialization=True)
-    assert same(local_dir(tmp_path / "d"), source)
+    assert same_weights(local_dir(tmp_path / "d"), source)
     # and it is what a third size starts from
     third = local_dir(tmp_path / "d", img_size=32)
     expected = resample_operator(source.state_dict()[W], (5, 3), (4, 4))
@@ -112,17 +108,19 @@ def test_features_only_takes_weights_at_any_size(tmp_path: Path) -> None:
             torch.testing.assert_close(got, want)
 
 
-def test_a_state_dict_in_the_cfg_in_whatever_wrapping() -> None:
+def test_a_state_dict_in_the_cfg_in_whatever_wrapping(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gmlp_vision")
     source = tiny()
     wrapped = {f"_orig_mod.module._orig_mod.{k}": v for k, v in source.state_dict().items()}
-    for state in (
-        source.state_dict(),
-        {"state_dict": wrapped},
-        {"state_dict_ema": wrapped, "state_dict": {}},
+    for state, said in (
+        (source.state_dict(), "ema or raw"),
+        ({"state_dict": wrapped}, "raw"),
+        ({"state_dict_ema": wrapped, "state_dict": {}}, "ema"),
     ):
         overlay = {"state_dict": state}
         model = timm.create_model("gmlp_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **TINY)
-        assert same(model, source)
+        assert same_weights(model, source)
+        assert caplog.records[-1].getMessage().startswith(f"the state dict: {said} weights")
 
 
 def test_the_filter_raises_no_type_error() -> None:
@@ -134,20 +132,29 @@ def test_the_filter_raises_no_type_error() -> None:
             checkpoint_filter_fn(state, model)
 
 
-def test_config_json_with_junk_in_it_is_no_type_error(tmp_path: Path) -> None:
-    timm.models.save_for_hf(tiny(), str(tmp_path), safe_serialization=True)
-    good = json.loads((tmp_path / "config.json").read_text())
-    for junk in (None, 3, [], {"img_size": {}}, {"norm_eps": []}, {"final_norm": "no"}):
-        (tmp_path / "config.json").write_text(json.dumps({**good, "model_args": junk}))
-        try:
-            load_checkpoint(tiny(), tmp_path)
-        except CheckpointError as error:
-            assert "which is no value for it" in str(error)  # noqa: PT017  the others load
+def with_model_args(folder: Path, junk: object) -> nn.Module:
+    """Saves a model, with junk for the arguments that config.json states."""
+    source = tiny()
+    timm.models.save_for_hf(source, str(folder), safe_serialization=True)
+    good = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**good, "model_args": junk}))
+    return source
 
 
-def test_the_real_checkpoint_names_are_ours() -> None:
-    """timm's released weights are for the very tensors that gmlp_s16 has."""
-    theirs = timm.create_model("gmlp_s16_224", device="meta").state_dict()
-    ours = timm.create_model("gmlp_s16", device="meta").state_dict()
-    assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in ours.items()}
-    assert timm.get_pretrained_cfg("gmlp_s16").hf_hub_id == timm.get_pretrained_cfg("gmlp_s16_224").hf_hub_id
+@pytest.mark.parametrize(
+    "junk", [None, 3, [], {}, {"img_size": {}}, {"img_size": "32"}, {"img_size": [None, 3]}]
+)
+def test_junk_that_matters_to_no_tensor_is_passed_over(junk: object, tmp_path: Path) -> None:
+    source, model = with_model_args(tmp_path, junk), perturb(tiny(), seed=3)
+    assert not same_weights(model, source)
+    load_checkpoint(model, tmp_path)
+    assert same_weights(model, source)
+
+
+@pytest.mark.parametrize(
+    "junk", [{"norm_eps": []}, {"norm_eps": None}, {"final_norm": "no"}, {"final_norm": 1}]
+)
+def test_junk_for_a_setting_is_refused(junk: object, tmp_path: Path) -> None:
+    with_model_args(tmp_path, junk)
+    with pytest.raises(CheckpointError, match="which is no value for it"):
+        load_checkpoint(tiny(), tmp_path)

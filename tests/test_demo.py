@@ -72,7 +72,7 @@ def test_images_fill_the_range_that_the_model_expects() -> None:
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("mine")
-    with pytest.raises(UserError, match=r"exists already.*--output"):
+    with pytest.raises(UserError, match="exists"):
         run_demo(tmp_path)
     assert (tmp_path / "result.json").read_text() == "mine"
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from timm.data import create_loader
 from timm.models import get_model_input_config, save_for_hf
-from tiny import TINY, images, perturb, tiny
+from tiny import TINY, images, perturb, projections, same, tiny
 from torch import nn
 
 from gmlp_vision.layers import DynamicSpatialProjection
@@ -33,15 +33,6 @@ def fixed_at(size: tuple[int, int], model: nn.Module) -> nn.Module:
     fixed.load_state_dict(model.state_dict())
     fixed.set_input_size(size)
     return fixed.train(model.training)
-
-
-def projections(model: nn.Module) -> list[DynamicSpatialProjection]:
-    return [m for m in model.modules() if isinstance(m, DynamicSpatialProjection)]
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> None:
-    assert a.std() > 1e-3  # a comparison of constants proves nothing
-    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
 @pytest.fixture

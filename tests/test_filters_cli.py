@@ -1,12 +1,17 @@
 """`gmlp-vision filters`: what it prints, what it writes, and what it says when it cannot."""
 
 import csv
+import json
+import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from tiny import tiny
+from safetensors.torch import save_file
+from timm.models import save_for_hf
+from tiny import perturb, tiny
 
 from gmlp_vision.cli import main
 from gmlp_vision.filters import extract, format_stats
@@ -23,9 +28,81 @@ def run(*args: object) -> int:
     return main(["filters", *map(str, args)])
 
 
-def test_it_prints_the_table(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_what_was_read_and_the_table(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(checkpoint, "--grid", 4, 6) == 0
-    assert capsys.readouterr().out == format_stats(extract(checkpoint, (4, 6)).stats()) + "\n"
+    head, _, table = capsys.readouterr().out.partition("\n")
+    assert head == f"{checkpoint}: 2 layers on a grid of 4 x 6 tokens, as given"
+    assert table == format_stats(extract(checkpoint, (4, 6)).stats()) + "\n"
+
+
+def test_a_guessed_grid_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(tiny().state_dict(), tmp_path / "square.pth")
+    assert run(tmp_path / "square.pth") == 0
+    head = capsys.readouterr().out.splitlines()[0]
+    assert head.endswith("on a grid of 4 x 4 tokens, guessed to be square, since nothing states it")
+
+
+def test_raw_weights_on_request_and_the_choice_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw, ema = tiny(), perturb(tiny(), seed=1)
+    both = tmp_path / "both.pth"
+    torch.save({"state_dict": raw.state_dict(), "state_dict_ema": ema.state_dict()}, both)
+    for args, taken, model in (([], "ema", ema), (["--weights", "raw"], "raw", raw)):
+        assert run(both, *args) == 0
+        head, _, table = capsys.readouterr().out.partition("\n")
+        assert head.startswith(f"{both} ({taken} weights): 2 layers")
+        assert table == format_stats(extract(model).stats()) + "\n"
+
+
+def test_a_folder_in_timms_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_for_hf(tiny(img_size=(32, 48)), str(tmp_path / "wide"), safe_serialization=True)
+    for what in (tmp_path / "wide", f"local-dir:{tmp_path / 'wide'}"):
+        assert run(what, "--stats", tmp_path / "s.json") == 0
+        out = capsys.readouterr().out.splitlines()
+        assert out[0] == f"{what}: 2 layers on a grid of 4 x 6 tokens, by the img_size in its config"
+        assert out[-1] == f"wrote {tmp_path / 's.json'}"
+        rows = json.loads((tmp_path / "s.json").read_text())
+        assert rows == [asdict(row) for row in extract(what).stats()]
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_args": {"img_size": "64"}}, {"model_args": 3}, {"pretrained_cfg": {"input_size": [3]}}]
+)
+def test_a_config_with_nonsense_in_it_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, object]
+) -> None:
+    save_file(tiny(img_size=(32, 48)).state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "W is over 24 tokens, and nothing tells their grid" in line
+    assert run(tmp_path, "--grid", 4, 6) == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("hf-hub:OWNER/NAME/MORE", "hf-hub:OWNER/NAME/MORE was not fetched: Repo id must be"),
+        ("gmlp_nano", "gmlp_nano is neither a file, nor a folder, nor the name of a model timm knows"),
+        ("gmlp_b16_224", "gmlp_b16_224 has no released weights; give a file or a folder"),
+        ("gmlp_s16_224.none", "Invalid pretrained tag (none) for gmlp_s16_224"),
+    ],
+)
+def test_a_name_without_weights(capsys: pytest.CaptureFixture[str], what: str, message: str) -> None:
+    assert run(what) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_page_with_an_image(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo, page = tmp_path / "photo.png", tmp_path / "e.html"
+    Image.new("RGB", (60, 40), "red").save(photo)
+    assert run(checkpoint, "--grid", 4, 6, "--html", page, "--image", photo) == 0
+    assert "data:image/jpeg;base64," in page.read_text()
+    error = extract(checkpoint, (4, 6)).layers[0].weight.abs().max() / 254
+    said = re.fullmatch(r"wrote .*: 0\.\d MB, weights within (.*)", capsys.readouterr().out.splitlines()[-1])
+    assert 0 < float(said[1]) < 2 * error
 
 
 def test_it_writes_figure_numbers_and_page(
@@ -63,7 +140,7 @@ def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "24 tokens, which is no square number"),
+        ([], "W is over 24 tokens, and nothing tells their grid"),
         (["--grid", "4", "6", "-o", "f.gif"], "ends in '.gif'"),
         (["--grid", "4", "6", "-o", "no/f.png"], "there is no folder no"),
         (["--grid", "4", "6", "-o", "f.png", "--layers", "2"], "it has 0 to 1"),
@@ -74,7 +151,10 @@ def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
             "(--tokens); leave it out",
         ),
         (["--grid", "4", "6", "-o", "f.png", "--draw", "units"], "no layers of kind 'hidden'"),
+        (["--grid", "-4", "-6"], "the grid -4 x -6"),
+        (["--weights", "ema"], "holds no EMA weights"),
         (["--tokens", "center"], "name it with -o FILE.png"),
+        (["--draw", "kernels"], "--draw, --layers, --tokens and --scale are of the figure: name it with -o"),
         (["--image", "photo.png"], "name it with --html FILE.html"),
         (["--grid", "4", "6", "--html", "e.html", "--image", "photo.png"], "photo.png"),
         (["--grid", "4", "6", "--html", "e.png"], "the page is written as .html"),

@@ -44,6 +44,7 @@ def test_the_page_holds_the_bank(tmp_path: Path) -> None:
     error = write_explorer(bank, tmp_path / "e.html")
     data = data_of(tmp_path / "e.html")
     assert data["grid"] == [4, 6]
+    assert data["grid_source"] == "as the model's own"
     errors = []
     for layer, row, held in zip(bank.layers, bank.stats(), data["layers"], strict=True):
         weight = numbers(held["weight"], "<i1").reshape(24, 24) * numbers(held["scale"], "<f4")[:, None]
@@ -56,7 +57,7 @@ def test_the_page_holds_the_bank(tmp_path: Path) -> None:
     assert 0 < max(errors) == pytest.approx(error) == pytest.approx(data["error"])
 
 
-def test_gmlp_b_fits_in_3_mb(tmp_path: Path) -> None:
+def test_gmlp_b_fits_in_3_mb_and_the_docs_say_its_size(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)  # noise, which nothing could compress
     shapes = {"weight": (196, 196), "bias": (196,)}
     state = {
@@ -65,7 +66,10 @@ def test_gmlp_b_fits_in_3_mb(tmp_path: Path) -> None:
         for key, shape in shapes.items()
     }
     write_explorer(extract(state), tmp_path / "b.html")
-    assert (tmp_path / "b.html").stat().st_size <= 3_000_000
+    size = (tmp_path / "b.html").stat().st_size
+    assert size <= 3_000_000
+    docs = Path(__file__).parents[1] / "docs/filters.md"
+    assert f"A page for gMLP-B (30 layers, 196 x 196) is {size / 1e6:.1f} MB." in docs.read_text()
 
 
 def test_the_page_asks_for_nothing_outside(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Operators read from models, state dicts and files, against the forward pass of the very modules."""
 
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from tiny import perturb, tiny
 from torch import nn
 
+from gmlp_vision.errors import CheckpointError
 from gmlp_vision.filters import FilterBank, extract
 
 GRID = (2, 3)  # not square, so that swapped axes and rows show
@@ -91,6 +93,8 @@ def test_ours_reads_as_the_parameter_and_as_timms_with_the_same_weights() -> Non
         assert torch.equal(layer.bias, proj.bias)
         assert layer.grid == (4, 6)
         assert torch.equal(layer.filter((1, 2)), proj.weight[1 * 6 + 2].reshape(4, 6))
+        assert layer.by_token.shape == (4, 6, 4, 6)
+        assert layer.by_token[1, 2, 3, 5] == proj.weight[1 * 6 + 2, 3 * 6 + 5]
     same(bank, extract(model.state_dict(), grid=(4, 6)))
 
 
@@ -114,8 +118,11 @@ def test_a_mixer_gives_its_two_layers_and_their_product() -> None:
     torch.testing.assert_close(product.matrix, writes.matrix.T @ reads.matrix)
     assert product.note == "ignores the non-linearity"
     assert product.name == "blocks.3.mlp_tokens.product"
-    with pytest.raises(ValueError, match="rows are no tokens"):
+    assert product.by_token.shape == (2, 3, 2, 3)
+    with pytest.raises(ValueError, match=r"fc1 is of kind 'hidden': its rows are no tokens"):
         reads.filter((0, 0))
+    with pytest.raises(ValueError, match=r"fc2 is of kind 'hidden': its rows are no tokens"):
+        _ = writes.by_token
 
 
 def test_a_gmixer_gives_value_and_gate_apart() -> None:
@@ -130,6 +137,12 @@ def test_a_gmixer_gives_value_and_gate_apart() -> None:
 
 
 # -- sources -------------------------------------------------------------------------------------------------
+
+
+def write_folder(model: nn.Module, config: dict[str, object], folder: Path) -> None:
+    """timm's local-dir form."""
+    save_file(model.state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architecture": "gmlp_ti16", **config}))
 
 
 def same(a: FilterBank, b: FilterBank) -> None:
@@ -153,31 +166,75 @@ def test_a_training_checkpoint_needs_no_model(tmp_path: Path, monkeypatch: pytes
     assert bank.source == str(tmp_path / "last.pth.tar")
 
 
+def test_where_a_file_offers_a_choice_the_bank_says_what_was_taken(tmp_path: Path) -> None:
+    raw, ema = tiny(), perturb(tiny(), seed=1)
+    torch.save({"state_dict": raw.state_dict(), "state_dict_ema": ema.state_dict()}, tmp_path / "both.pth")
+    both = tmp_path / "both.pth"
+    for weights, taken, model in (("auto", "ema", ema), ("ema", "ema", ema), ("raw", "raw", raw)):
+        bank = extract(both, weights=weights)
+        same(bank, extract(model))
+        assert bank.source == bank.select([1]).source == f"{both} ({taken} weights)"
+    assert not torch.equal(extract(raw).layers[0].weight, extract(ema).layers[0].weight)
+    with pytest.raises(ValueError, match="weights is 'new'; expected 'auto', 'ema' or 'raw'"):
+        extract(both, weights="new")
+    for source in (raw, raw.state_dict()):
+        with pytest.raises(ValueError, match=r"weights is 'raw', which chooses from a checkpoint"):
+            extract(source, weights="raw")
+
+
+@pytest.mark.parametrize(
+    ("config", "how"),
+    [
+        ({"model_args": {"img_size": [32, 48]}}, "by the img_size in its config"),
+        ({"pretrained_cfg": {"input_size": [3, 32, 48]}}, "by the input_size in its config"),
+        (
+            {"model_args": {"img_size": 224}, "pretrained_cfg": {"input_size": [3, 32, 48]}},
+            "by the input_size in its config",
+        ),
+    ],
+)
+def test_the_config_of_a_folder_tells_the_grid(tmp_path: Path, config: dict[str, object], how: str) -> None:
+    model = tiny(img_size=(32, 48))
+    write_folder(model, config, tmp_path)
+    same(extract(tmp_path), extract(model))
+    assert (extract(tmp_path).grid, extract(tmp_path).grid_source) == ((4, 6), how)
+
+
 @pytest.mark.parametrize(
     "config",
     [
-        {"model_args": {"img_size": [32, 48]}},
-        {"pretrained_cfg": {"input_size": [3, 32, 48]}},
-        {"model_args": {"img_size": 224}, "pretrained_cfg": {"input_size": [3, 32, 48]}},
+        {"model_args": {"img_size": "64"}},
+        {"model_args": 3, "pretrained_cfg": ["x"]},
+        {"model_args": {"img_size": [32, "48"]}, "pretrained_cfg": {"input_size": [3, None, 48]}},
+        {"model_args": {"img_size": -32}, "pretrained_cfg": None, "input_size": {"height": 32}},
     ],
 )
-def test_the_config_of_a_folder_tells_the_grid(tmp_path: Path, config: dict[str, object]) -> None:
-    model = tiny(img_size=(32, 48))
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "gmlp_ti16", **config}))
-    same(extract(tmp_path), extract(model))
-    assert extract(tmp_path).grid == (4, 6)
+def test_a_config_that_says_nothing_of_use(tmp_path: Path, config: dict[str, object]) -> None:
+    write_folder(tiny(), config, tmp_path)
+    assert extract(tmp_path).grid == (4, 4)
+    assert extract(tmp_path).grid_source == "guessed to be square, since nothing states it"
+
+
+def test_a_config_tells_no_grid_where_no_stem_tells_the_patch(tmp_path: Path) -> None:
+    blocks = {k: v for k, v in tiny().state_dict().items() if not k.startswith("stem.")}
+    save_file(blocks, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_args": {"img_size": [2, 8]}}))
+    assert extract(tmp_path).grid == (4, 4)
 
 
 def test_a_bare_state_dict_is_square_or_is_told() -> None:
     square = tiny().state_dict()
     assert extract(square).grid == (4, 4)
+    assert extract(square).grid_source == "guessed to be square, since nothing states it"
     assert extract(square, grid=(2, 8)).grid == (2, 8)
-    wide = tiny(img_size=(32, 48)).state_dict()
-    with pytest.raises(ValueError, match=r"24 tokens.*grid=\(H, W\), or --grid H W"):
-        extract(wide)
-    with pytest.raises(ValueError, match="5 x 5, but the operators are over 24 tokens"):
-        extract(wide, grid=(5, 5))
+    assert extract(square, grid=(2, 8)).grid_source == "as given"
+    wide = tiny(img_size=(32, 48))
+    assert extract(wide).select([0]).grid_source == "as the model's own"
+    with pytest.raises(CheckpointError, match=r"24 tokens.*`grid=\(H, W\)`.*`--grid H W`"):
+        extract(wide.state_dict())
+    for grid in ((5, 5), (-4, -6)):
+        with pytest.raises(CheckpointError, match=f"the grid {grid[0]} x {grid[1]} .* W is 24 x 24"):
+            extract(wide, grid=grid)
 
 
 def test_prefixes_and_half_precision() -> None:
@@ -185,6 +242,15 @@ def test_prefixes_and_half_precision() -> None:
     bank = extract(state)
     assert bank.layers[1].name == "blocks.1.mlp_channels.gate.proj"
     assert bank.layers[1].weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_maps_over_tokens_may_be_kernels_of_a_1d_convolution(name: str) -> None:
+    state = timm.create_model(name, img_size=TIMM[name]).state_dict()
+    over_tokens = re.compile(r"\.(gate\.proj|linear_tokens|mlp_tokens\.fc[12])\.weight$")
+    as_kernels = {k: v[..., None] if over_tokens.search(k) else v for k, v in state.items()}
+    assert sum(v.ndim == 3 and v.shape[-1] == 1 for v in as_kernels.values()) >= 8
+    same(extract(as_kernels, GRID), extract(state, GRID))
 
 
 def test_the_names_of_the_resmlp_authors() -> None:

@@ -8,16 +8,11 @@ import timm
 import torch
 from timm.layers import resample_patch_embed
 from timm.models import get_model_input_config, get_model_traits, save_for_hf
-from tiny import TINY, images, perturb, tiny
+from tiny import TINY, images, perturb, projections, tiny
 from torch import nn
 
 from gmlp_vision import GMlp
-from gmlp_vision.layers import SpatialProjection
 from gmlp_vision.layers.resample import resample_bias, resample_operator
-
-
-def projections(model: nn.Module) -> list[SpatialProjection]:
-    return [m for m in model.modules() if isinstance(m, SpatialProjection)]
 
 
 def snapshot(model: nn.Module) -> dict[str, tuple[int, torch.Tensor]]:

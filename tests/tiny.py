@@ -1,10 +1,13 @@
 """Small models for the tests, and weights at which faults show."""
 
+from collections.abc import Mapping
+
 import timm
 import torch
 from torch import nn
 
 import gmlp_vision  # noqa: F401  registers the names
+from gmlp_vision.layers import SpatialProjection
 
 NAMES = timm.list_models(module="gmlp")
 TINY = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
@@ -27,3 +30,22 @@ def perturb(model: nn.Module, seed: int = 0, std: float = 0.1) -> nn.Module:
 def images(*size: int, seed: int = 1) -> torch.Tensor:
     """A (B, C, height, width) batch of noise; (2, 3, 32, 32) unless told otherwise."""
     return torch.randn(*(size or (2, 3, 32, 32)), generator=torch.Generator().manual_seed(seed))
+
+
+def projections(model: nn.Module) -> list[SpatialProjection]:
+    return [m for m in model.modules() if isinstance(m, SpatialProjection)]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Asserts that two outputs agree, up to rounding."""
+    assert a.std() > 1e-3  # a comparison of constants proves nothing
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+Weights = nn.Module | Mapping[str, torch.Tensor]
+
+
+def same_weights(a: Weights, b: Weights, but: set[str] = frozenset()) -> bool:
+    """Whether two models or state dicts have equal tensors under equal names."""
+    a, b = (x.state_dict() if isinstance(x, nn.Module) else x for x in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a.keys() - but)

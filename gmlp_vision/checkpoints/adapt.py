@@ -30,6 +30,7 @@ def adapt(
     report: Report,
     config: Mapping[str, Any],
     grid: Grid | None = None,
+    overlaid_cfg: Mapping[str, Any] | None = None,
 ) -> Tensors:
     """A state dict for `model`, complete and in its shapes and dtypes, from one in our names.
 
@@ -42,6 +43,7 @@ def adapt(
         report: Is filled in.
         config: What the file says of its model, in the form of timm's config.json.
         grid: (H, W) of the file's tokens, where the user knows it.
+        overlaid_cfg: On timm's way, the model's pretrained cfg, where the user may have put the file's size.
 
     Raises:
         CheckpointError: A tensor is missing, or has no counterpart, or cannot be brought to its counterpart's
@@ -51,7 +53,7 @@ def adapt(
     tensors = dict(state_dict)
     _settle_head(tensors, own, report)
     _check_names(tensors, own, report.source)
-    _carry_tokens(tensors, model, config, grid, report)
+    _carry_tokens(tensors, model, config, grid, overlaid_cfg, report)
     _fit_stem(tensors, own[STEM], report)
     _check_shapes(tensors, own, report.source)
     _cast(tensors, own, report)
@@ -100,7 +102,12 @@ def _check_names(tensors: Tensors, own: Tensors, source: str) -> None:
 
 
 def _carry_tokens(
-    tensors: Tensors, model: nn.Module, config: Mapping[str, Any], grid: Grid | None, report: Report
+    tensors: Tensors,
+    model: nn.Module,
+    config: Mapping[str, Any],
+    grid: Grid | None,
+    overlaid_cfg: Mapping[str, Any] | None,
+    report: Report,
 ) -> None:
     """W and b to the grids of the model's spatial projections. What is no map over N tokens is left alone."""
     layers = {name: m.grid_size for name, m in model.named_modules() if isinstance(m, SpatialProjection)}
@@ -108,9 +115,15 @@ def _carry_tokens(
     if first.ndim != 2 or len(first) < 1 or stem.ndim != 4 or min(stem.shape) < 1:
         return
     n = len(first)
-    cfg = getattr(model, "pretrained_cfg", None)
-    own = next(iter(layers.values()))
-    old, how = source_grid(n, (stem.shape[2], stem.shape[3]), config, grid, own=own, pretrained_cfg=cfg)
+    old, how, doubtful = source_grid(
+        n,
+        (stem.shape[2], stem.shape[3]),
+        config,
+        grid,
+        overlaid_cfg,
+        own=next(iter(layers.values())),
+        pretrained_cfg=getattr(model, "pretrained_cfg", None),
+    )
     # a line on a terminal, once it has taken two seconds: wide grids do
     for name, new in tqdm(layers.items(), desc="carrying W", delay=2, leave=False, disable=None):
         weight, bias = f"{name}.weight", f"{name}.bias"
@@ -121,6 +134,7 @@ def _carry_tokens(
         said = f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}"
         report.adapted |= {weight: said, bias: said}
         report.notes = [f"the file's grid is {old[0]} x {old[1]} tokens, {how}"]
+        report.doubtful = doubtful
 
 
 def _fit_stem(tensors: Tensors, target: torch.Tensor, report: Report) -> None:

@@ -67,7 +67,7 @@ def convert_file(
     sizes = read_sizes(tensors, report.source)
     patch = sizes.shape["patch_size"]
     name, cfg = find_model(sizes)
-    grid, how = source_grid(sizes.tokens, patch, checkpoint.config, grid, pretrained_cfg=cfg)
+    grid, how, _ = source_grid(sizes.tokens, patch, checkpoint.config, grid, pretrained_cfg=cfg)
     settings = stated_settings(report.layout, checkpoint.config)
     model = timm.create_model(
         name or UNNAMED,

@@ -6,10 +6,11 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import get_pretrained_cfg, is_model, split_model_name_tag
+from timm.models import is_model, split_model_name_tag
 
 from gmlp_vision.checkpoints.convert import recognise, to_ours
 from gmlp_vision.checkpoints.grid import source_grid
+from gmlp_vision.checkpoints.hub import released_as
 from gmlp_vision.checkpoints.into_model import stated_settings
 from gmlp_vision.checkpoints.load import read_checkpoint
 from gmlp_vision.checkpoints.sizes import find_model, read_sizes
@@ -26,7 +27,7 @@ def describe(source: str | Path) -> dict[str, str]:
         Titles and values, in the order of reading.
 
     Raises:
-        CheckpointError: The source cannot be read, or is no gMLP.
+        CheckpointError: The source cannot be read, or is no gMLP, or a name has no such tag.
     """
     name = str(source)
     if is_model(split_model_name_tag(name)[0]) and not Path(name).exists():
@@ -36,7 +37,7 @@ def describe(source: str | Path) -> dict[str, str]:
     settings = stated_settings(layout, checkpoint.config)
     return {
         "source": checkpoint.source,
-        "sha256": str(checkpoint.sha256),
+        "sha256": checkpoint.sha256,
         "weights": checkpoint.weights,
         "names": layout,
         **_describe_tensors(to_ours(checkpoint.state_dict, layout), checkpoint.config, checkpoint.source),
@@ -45,13 +46,12 @@ def describe(source: str | Path) -> dict[str, str]:
 
 
 def _describe_model(name: str) -> dict[str, str]:
-    cfg = get_pretrained_cfg(name)
+    repo = released_as(name)
     model = timm.create_model(name, device="meta")
-    published = cfg.hf_hub_id if cfg else None
     return {
         "source": name,
-        "weights": f"hf-hub:{published}" if published else "none released",
-        **_describe_tensors(model.state_dict(), {"pretrained_cfg": model.pretrained_cfg}, name),
+        "weights": f"hf-hub:{repo}" if repo else "none released",
+        **_describe_tensors(model.state_dict(), {}, name),
     }
 
 
@@ -62,7 +62,7 @@ def _describe_tensors(
     shape, (height, width) = sizes.shape, sizes.shape["patch_size"]
     name, cfg = find_model(sizes)
     try:
-        (rows, columns), how = source_grid(sizes.tokens, (height, width), config, pretrained_cfg=cfg)
+        (rows, columns), how, _ = source_grid(sizes.tokens, (height, width), config, pretrained_cfg=cfg)
         grid, image = f"{rows} x {columns} tokens, {how}", f"{rows * height} x {columns * width} pixels"
     except CheckpointError:
         grid, image = f"{sizes.tokens} tokens in a grid that nothing states", "of unknown size"

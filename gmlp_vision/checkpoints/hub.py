@@ -7,8 +7,8 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
+    HfHubHTTPError,
     LocalEntryNotFoundError,
-    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from timm.models import get_pretrained_cfg, is_model, split_model_name_tag
@@ -20,6 +20,10 @@ LOCAL_ROUTES = (
     "`timm.create_model(NAME, pretrained=True, pretrained_cfg_overlay=dict(file=FILE))` or "
     "`timm.create_model('local-dir:FOLDER', pretrained=True)`"
 )
+
+# What a download that breaks off ends in. huggingface_hub lets through the errors of its http client, and that
+# is not the same in all its versions; its own error derives from the client's.
+BROKEN_DOWNLOAD: tuple[type[BaseException], ...] = (*HfHubHTTPError.__bases__, OSError)
 
 
 @contextmanager
@@ -37,6 +41,10 @@ def explain_hub_errors(source: str) -> Iterator[None]:
         ) from error
     except EntryNotFoundError as error:
         raise CheckpointError(f"{source} is no timm model: it lacks config.json or weights") from error
+    except BROKEN_DOWNLOAD as error:
+        if isinstance(error, FileNotFoundError) or getattr(error, "filename", None) is not None:
+            raise  # about a file of the user's own
+        raise _not_fetched(source, error) from error
 
 
 def download(repo: str) -> Path:
@@ -55,14 +63,18 @@ def download(repo: str) -> Path:
             config = hf_hub_download(repo_id, "config.json", revision=revision or None)
             try:
                 hf_hub_download(repo_id, "model.safetensors", revision=revision or None)
-            except RemoteEntryNotFoundError:
+            except EntryNotFoundError:  # neither on the hub nor, without a network, in the cache
                 hf_hub_download(repo_id, "pytorch_model.bin", revision=revision or None)
     except CheckpointError:
         raise
-    except Exception as error:  # huggingface_hub lets through the errors of the http client it happens to use
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"hf-hub:{repo} was not fetched: {reason[:200]}. {LOCAL_ROUTES}") from error
+    except Exception as error:  # such as for a name that no repository can have
+        raise _not_fetched(f"hf-hub:{repo}", error) from error
     return Path(config).parent
+
+
+def _not_fetched(source: str, error: BaseException) -> CheckpointError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return CheckpointError(f"{source} was not fetched: {reason[:200]}. {LOCAL_ROUTES}")
 
 
 def download_pretrained(name: str) -> Path:
@@ -73,10 +85,20 @@ def download_pretrained(name: str) -> Path:
     """
     if not is_model(split_model_name_tag(name)[0]):
         raise CheckpointError(f"{name} is neither a file, nor a folder, nor the name of a model timm knows")
+    repo = released_as(name)
+    if repo is None:
+        raise CheckpointError(f"{name} has no released weights; give a file or a folder")
+    return download(repo)
+
+
+def released_as(name: str) -> str | None:
+    """The repository of a timm model name's released weights; None if it has none.
+
+    Raises:
+        CheckpointError: The model has no such tag.
+    """
     try:
         cfg = get_pretrained_cfg(name)
     except RuntimeError as error:
         raise CheckpointError(str(error)) from error
-    if cfg is None or not cfg.hf_hub_id:
-        raise CheckpointError(f"{name} has no released weights; give a file or a folder")
-    return download(cfg.hf_hub_id)
+    return (cfg.hf_hub_id or None) if cfg else None

@@ -10,10 +10,11 @@ from torch import nn
 
 from gmlp_vision.checkpoints.adapt import HEAD, STEM, adapt
 from gmlp_vision.checkpoints.convert import LAYOUTS, layout_named, recognise, to_ours
-from gmlp_vision.checkpoints.grid import GUESSED, Grid
+from gmlp_vision.checkpoints.grid import Grid
 from gmlp_vision.checkpoints.load import read_checkpoint, select_weights
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.spatial_projection import SpatialProjection
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ def load_checkpoint(
         ValueError: An unknown `weights` or `layout`, or a model that is none of this package's.
         CheckpointError: The source cannot be read safely, or does not hold the weights of such a model.
     """
-    if STEM not in model.state_dict():
+    # MLP-Mixer in timm has such a stem too, and a wrapper has our layers, under longer names
+    if STEM not in model.state_dict() or not any(isinstance(m, SpatialProjection) for m in model.modules()):
         raise ValueError(f"the model is a {type(model).__name__}; expected one of this package, unwrapped")
     checkpoint = read_checkpoint(source, weights, sha256)
     report = Report(checkpoint.source, checkpoint.weights, layout or recognise(checkpoint.state_dict))
@@ -64,17 +66,18 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     """
     cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     source = str(cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "the state dict")
-    state_dict, _ = select_weights(state_dict, "auto", source)
-    report = Report(source, layout=recognise(state_dict))
-    config = {"model_args": getattr(model, "pretrained_model_args", {}), "pretrained_cfg": cfg}
+    state_dict, taken = select_weights(state_dict, "auto", source)
+    report = Report(source, taken or "ema or raw", recognise(state_dict))
+    config: dict[str, Any] = {}
+    if cfg.get("source") in ("local-dir", "hf-hub"):  # then timm made the cfg from the config.json there
+        config = {"model_args": getattr(model, "pretrained_model_args", {}), "pretrained_cfg": cfg}
     tensors = _as_ours(state_dict, model, report, config)
     if cfg.get("num_classes") == -1:
         why = "the pretrained cfg has num_classes=-1, timm's way to ask for a new head"
         report.dropped |= {name: why for name in HEAD if tensors.pop(name, None) is not None}
-    adapted = adapt(tensors, model, report, config)
+    adapted = adapt(tensors, model, report, config, overlaid_cfg=cfg)
     _tell_timm(cfg, model, report)
-    doubtful = report.missing or any(GUESSED in note for note in report.notes)
-    logger.log(logging.WARNING if doubtful else logging.INFO, "%s", report)
+    logger.log(logging.WARNING if report.missing or report.doubtful else logging.INFO, "%s", report)
     return adapted
 
 
@@ -121,8 +124,9 @@ def model_settings(model: Any) -> dict[str, Any]:
 
 def _tell_timm(cfg: dict[str, Any], model: Any, report: Report) -> None:
     """What timm does next goes by the cfg, which by now must describe the adapted tensors, not the file."""
-    if "channels" in report.adapted.get(STEM, ""):
-        cfg["input_size"] = (model.in_chans, *cfg["input_size"][1:])
+    size = cfg.get("input_size")
+    if size and size[0] != model.in_chans:
+        cfg["input_size"] = (model.in_chans, *size[1:])  # or it would adapt the channels again, or warn
     if HEAD[0] not in report.missing and 0 <= cfg.get("num_classes", -1) != model.num_classes > 0:
         cfg["num_classes"] = model.num_classes  # or it would drop a head that fits
         cfg.pop("label_names", None)

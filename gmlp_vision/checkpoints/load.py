@@ -43,14 +43,14 @@ class Checkpoint:
             'model_args', 'pretrained_cfg'); empty where it says nothing.
         source: What was read, for messages.
         weights: 'ema' for an exponential moving average, else 'raw'.
-        sha256: Of the file, in hex; None where no one file was read.
+        sha256: Of the file, in hex.
     """
 
     state_dict: dict[str, torch.Tensor]
     config: dict[str, Any]
     source: str
     weights: str
-    sha256: str | None
+    sha256: str
 
 
 def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | None = None) -> Checkpoint:
@@ -83,8 +83,8 @@ def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | Non
     return _read_folder(download_pretrained(str(source)), str(source), weights, sha256)
 
 
-def select_weights(checkpoint: Any, weights: str, source: str) -> tuple[dict[str, torch.Tensor], str]:
-    """The state dict inside what a file held, cleaned, and whether it is 'ema' or 'raw'.
+def select_weights(checkpoint: Any, weights: str, source: str) -> tuple[dict[str, torch.Tensor], str | None]:
+    """The state dict inside what a file held, cleaned, and whether it is 'ema' or 'raw'; None without a wrapper.
 
     Raises:
         CheckpointError: No such weights, or something in them is not a tensor.
@@ -104,7 +104,7 @@ def select_weights(checkpoint: Any, weights: str, source: str) -> tuple[dict[str
     for key in RAW_KEYS:
         if checkpoint.get(key) is not None:
             return _clean(checkpoint[key], f"{source}[{key}]"), "raw"
-    return _clean(checkpoint, source), "raw"
+    return _clean(checkpoint, source), None
 
 
 def _read_folder(folder: Path, source: str, weights: str, sha256: str | None) -> Checkpoint:
@@ -153,7 +153,8 @@ def _read_file(
         )
     loaded = _parse(data, path.name.endswith(".safetensors"), source)
     state_dict, taken = select_weights(loaded, weights, source)
-    return Checkpoint(state_dict, _train_config(loaded) if config is None else config, source, taken, digest)
+    config = _train_config(loaded) if config is None else config
+    return Checkpoint(state_dict, config, source, taken or "raw", digest)
 
 
 def _parse(data: bytes, safe: bool, source: str) -> Any:

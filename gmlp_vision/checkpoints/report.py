@@ -17,6 +17,7 @@ class Report:
         dropped: Tensors of the file that the model has no use for, and why.
         missing: Tensors for which the model keeps its own, and why.
         notes: How the file's grid is known, where it mattered.
+        doubtful: Whether that grid is a guess, or not the only one that is stated.
     """
 
     source: str
@@ -27,6 +28,7 @@ class Report:
     dropped: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    doubtful: bool = False
 
     def __str__(self) -> str:
         lines = [

@@ -3,9 +3,7 @@
 import hashlib
 import io
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors.torch
@@ -13,7 +11,7 @@ import torch
 from timm.models import save_for_hf
 from torch import nn
 
-from gmlp_vision.errors import UserError
+from gmlp_vision.atomic import new_folder, replace_file
 
 TORCH_SUFFIXES = (".pth", ".pt", ".pth.tar", ".bin")
 
@@ -32,37 +30,19 @@ def save_file(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
         data = buffer.getvalue()
-    _replace(path, lambda temporary: temporary.write_bytes(data))
+    with replace_file(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def save_folder(model: nn.Module, path: Path) -> None:
     """Writes timm's local-dir form: model.safetensors, and config.json, to which the file's sha256 is added.
 
     Raises:
-        UserError: There is something at `path`. Two files cannot be replaced at one stroke, so none is.
+        UserError: There is something at `path`.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(
-            f"{path} exists; give the name of a new folder, or one that ends in .safetensors or .pth"
-        )
-
-    def write(temporary: Path) -> None:
+    with new_folder(path) as temporary:
         save_for_hf(model, str(temporary), safe_serialization=True)
         config = temporary / "config.json"
         stated = json.loads(config.read_text(encoding="utf-8"))
         stated["sha256"] = hashlib.sha256((temporary / "model.safetensors").read_bytes()).hexdigest()
         config.write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
-
-    _replace(path, write)
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        temporary.unlink(missing_ok=True)
-        raise

@@ -4,7 +4,7 @@ Shapes: N = H * W tokens in row-major order, R rows of an operator.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -56,18 +56,27 @@ class FilterLayer:
         """The weight as (R, N)."""
         return self.weight.flatten(1)
 
+    @property
+    def by_token(self) -> torch.Tensor:
+        """The weight as (H, W, H, W): row and column of the output token, then of the input token.
+
+        Raises:
+            ValueError: A 'hidden' layer, whose rows are no tokens.
+        """
+        if self.kind != "token":
+            raise ValueError(f"{self.name} is of kind 'hidden': its rows are no tokens")
+        return self.weight.unflatten(0, self.grid)
+
     def filter(self, token: tuple[int, int]) -> torch.Tensor:
         """Where the output token (row, column) looks: its row of W, (H, W).
 
         Raises:
             ValueError: A 'hidden' layer, whose rows are no tokens, or a token outside the grid.
         """
-        (r, c), (h, w) = token, self.grid
-        if self.kind != "token":
-            raise ValueError(f"{self.name} is of kind 'hidden': its rows are no tokens")
+        by_token, (r, c), (h, w) = self.by_token, token, self.grid
         if not (0 <= r < h and 0 <= c < w):
             raise ValueError(f"token ({r}, {c}) lies outside the grid of {h} x {w} tokens, counted from 0")
-        return self.weight[r * w + c]
+        return by_token[r, c]
 
     def stats(self) -> "LayerStats":
         """Every statistic that the kind allows; see `gmlp_vision.filters.measure` for the formulas."""
@@ -141,11 +150,17 @@ class FilterBank:
 
     Attributes:
         layers: At least one; all on one grid.
-        source: Where they come from, for captions.
+        source: Where they come from, for captions, and which weights where a checkpoint has a choice.
+        grid_source: How the grid is known, such as 'as given'. It may be a guess.
     """
 
     layers: tuple[FilterLayer, ...]
     source: str
+    grid_source: str
+
+    def __str__(self) -> str:
+        h, w = self.grid
+        return f"{self.source}: {len(self.layers)} layers on a grid of {h} x {w} tokens, {self.grid_source}"
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -174,7 +189,7 @@ class FilterBank:
         if not layers:
             kinds = " and ".join(sorted({repr(layer.kind) for layer in self.layers}))
             raise ValueError(f"{self.source} has no layers of kind {kind!r}, only {kinds}")
-        return FilterBank(layers, self.source)
+        return replace(self, layers=layers)
 
     def stats(self) -> list[LayerStats]:
         """One row a layer, in their order."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from gmlp_vision.filters.bank import FilterBank
+from gmlp_vision.filters.choose import parse_layers, parse_tokens
 from gmlp_vision.filters.curves import plot_stats
 from gmlp_vision.filters.measure import toeplitz_average, toeplitz_share
 from gmlp_vision.filters.sheet import Picture, draw_sheet
-from gmlp_vision.filters.tokens import parse_layers, parse_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ Shapes: N = H * W tokens in row-major order.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from gmlp_vision.checkpoints import read_checkpoint
+from gmlp_vision.checkpoints.grid import Grid, source_grid
 from gmlp_vision.filters.bank import FilterBank
 from gmlp_vision.filters.families import FAMILIES, Family, Tensors
 
-Grid = tuple[int, int]
-
 
 def extract(
-    source: nn.Module | Mapping[str, torch.Tensor] | str | Path, grid: Grid | None = None
+    source: nn.Module | Mapping[str, torch.Tensor] | str | Path,
+    grid: Grid | None = None,
+    weights: str = "auto",
 ) -> FilterBank:
     """The spatial operators of every block of a network.
 
@@ -29,28 +30,31 @@ def extract(
             file, a folder, 'hf-hub:ID' or the name of a model with released weights.
         grid: (H, W) of the token grid, in tokens. None reads it from the model or from the checkpoint's
             config; where they do not tell, N must be a square number.
+        weights: Of a checkpoint: 'ema', 'raw', or 'auto' for EMA where there is one.
 
     Returns:
         The layers in the order of the blocks, as float32 copies.
 
     Raises:
-        ValueError: No operator of a known family, two networks in one state dict, a grid that does not fit or
-            that nothing tells, or NaN or infinity in an operator.
-        CheckpointError: The source cannot be read.
+        ValueError: No operator of a known family, two networks in one state dict, NaN or infinity in an
+            operator, an unknown `weights`, or a choice of them where the source is no checkpoint.
+        CheckpointError: The source cannot be read, or `grid` does not fit, or nothing tells the grid.
     """
     tensors: Tensors
-    told: Iterator[Grid] = iter(())
+    config: Mapping[str, Any] = {}
     if isinstance(source, nn.Module):
         tensors, title = source.state_dict(), type(source).__name__
-        told = _model_grids(source)
     elif isinstance(source, Mapping):
         tensors, title = source, "the state dict"
     else:
-        checkpoint = read_checkpoint(source)
-        tensors, title = checkpoint.state_dict, checkpoint.source
-        told = _config_grids(checkpoint.config, tensors)
+        checkpoint = read_checkpoint(source, weights)
+        tensors, config, title = checkpoint.state_dict, checkpoint.config, checkpoint.source
+        if checkpoint.weights == "ema" or weights == "raw":
+            title = f"{title} ({checkpoint.weights} weights)"
+    if weights != "auto" and isinstance(source, nn.Module | Mapping):
+        raise ValueError(f"weights is {weights!r}, which chooses from a checkpoint, and {title} is none")
 
-    bare = _without_prefix(tensors, title)
+    bare = _of_blocks(tensors, title)
     found = _find(bare)
     if not found:
         known = "; ".join(family.models for family in FAMILIES)
@@ -59,13 +63,19 @@ def extract(
             f"({', '.join([*list(tensors)[:3], '...'])}); supported are {known}, under timm's names"
         )
     n = bare[f"{found[0][1]}.weight"].shape[1]
-    grid = _resolve_grid(n, grid, told)
-    layers = [layer for block, key, family in found for layer in family.read(key, block, bare, grid)]
-    return FilterBank(tuple(layers), title)
+    own = _own_grid(source, n) if isinstance(source, nn.Module) else None
+    patch = _patch_size(tensors)
+    # without a patch no image size tells a grid
+    told = source_grid(n, patch or (1, 1), config if patch else {}, grid, own=own)
+    layers = [layer for block, key, family in found for layer in family.read(key, block, bare, told.size)]
+    return FilterBank(tuple(layers), title, told.how)
 
 
-def _without_prefix(tensors: Tensors, title: str) -> Tensors:
-    """The tensors of the blocks, by their keys from 'blocks.' on."""
+def _of_blocks(tensors: Tensors, title: str) -> dict[str, torch.Tensor]:
+    """The tensors of the blocks, by their keys from 'blocks.' on.
+
+    A map over tokens may be the kernel of a 1-d convolution, (rows, N, 1); here it is (rows, N).
+    """
     bare: dict[str, torch.Tensor] = {}
     for full, tensor in tensors.items():
         match = re.search(r"(?:^|\.)(blocks\.\d+\..+)$", full)
@@ -73,7 +83,7 @@ def _without_prefix(tensors: Tensors, title: str) -> Tensors:
             continue
         if match[1] in bare:
             raise ValueError(f"{title} holds {match[1]} more than once, also as {full}: pass one network")
-        bare[match[1]] = tensor
+        bare[match[1]] = tensor[..., 0] if tensor.ndim == 3 and tensor.shape[2] == 1 else tensor
     return bare
 
 
@@ -88,43 +98,13 @@ def _find(tensors: Tensors) -> list[tuple[int, str, Family]]:
     return sorted(found, key=lambda x: x[:2])
 
 
-def _resolve_grid(n: int, given: Grid | None, told: Iterator[Grid]) -> Grid:
-    if given is not None:
-        if given[0] < 1 or given[0] * given[1] != n:
-            raise ValueError(
-                f"grid is {given[0]} x {given[1]}, but the operators are over {n} tokens: height times width "
-                f"must be {n}"
-            )
-        return given
-    for h, w in told:
-        if h * w == n:
-            return h, w
-    side = math.isqrt(n)
-    if side**2 != n:
-        raise ValueError(
-            f"the operators are over {n} tokens, which is no square number, and nothing tells their grid: "
-            "give it as grid=(H, W), or --grid H W on the command line"
-        )
-    return side, side
-
-
-def _model_grids(model: nn.Module) -> Iterator[Grid]:
+def _own_grid(model: nn.Module, n: int) -> Grid | None:
     """timm's patch embeddings and this project's spatial projections know their grid."""
-    for module in model.modules():
-        grid = getattr(module, "grid_size", None)
-        if isinstance(grid, tuple) and len(grid) == 2:
-            yield grid
+    grids = (getattr(module, "grid_size", None) for module in model.modules())
+    return next((g for g in grids if isinstance(g, tuple) and len(g) == 2 and math.prod(g) == n), None)
 
 
-def _config_grids(config: Mapping[str, Any], tensors: Tensors) -> Iterator[Grid]:
-    """The image sizes that timm's config.json may give, over the patch that the stem's weight tells."""
-    patch = next((tuple(t.shape[2:]) for t in tensors.values() if t.ndim == 4), None)
-    sizes = [
-        (config.get("model_args") or {}).get("img_size"),
-        (config.get("pretrained_cfg") or {}).get("input_size"),
-        config.get("input_size"),
-    ]
-    for size in sizes:
-        if patch is not None and size is not None:
-            height, width = (size, size) if isinstance(size, int) else size[-2:]
-            yield height // patch[0], width // patch[1]
+def _patch_size(tensors: Tensors) -> tuple[int, int] | None:
+    """(height, width) in pixels, of the kernel of the stem: the first that goes over pixels."""
+    sizes = (tensor.shape[2:] for tensor in tensors.values() if tensor.ndim == 4 and tensor.numel())
+    return next(((height, width) for height, width in sizes), None)

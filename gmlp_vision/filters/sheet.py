@@ -3,7 +3,6 @@
 matplotlib is imported when a sheet is drawn, so that numbers can be had without it.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gmlp_vision.filters.files import replace_file
+from gmlp_vision.atomic import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,10 +132,10 @@ def save_figure(figure: "Figure", path: str | Path, dpi: int = 300) -> None:
         raise ValueError(
             f"{str(path)!r} ends in {path.suffix!r}; a figure is written as one of {', '.join(FORMATS)}"
         )
-    kind, data = path.suffix[1:].lower(), io.BytesIO()
+    kind = path.suffix[1:].lower()
     # No date and no random ids: the same figure is the same file. Text stays text: selectable in a PDF (Type
     # 42), set in the reader's font in an SVG.
     dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "gmlp-vision"}):
-        figure.savefig(data, format=kind, dpi=dpi, metadata=dates.get(kind))
-    replace_file(path, data.getvalue())
+    settings = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "gmlp-vision"}
+    with replace_file(path) as temporary, matplotlib.rc_context(settings):
+        figure.savefig(temporary, format=kind, dpi=dpi, metadata=dates.get(kind))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from gmlp_vision.atomic import replace_file
 from gmlp_vision.filters.bank import LayerStats
-from gmlp_vision.filters.files import replace_file
 
 COLUMNS = (
     ("layer", "block"),
@@ -74,7 +74,8 @@ def write_stats(stats: Sequence[LayerStats], path: str | Path) -> None:
         data = json.dumps(rows, indent=1, allow_nan=False) + "\n"
     else:
         raise ValueError(f"{str(path)!r} ends in {path.suffix!r}; statistics are written as .csv or .json")
-    replace_file(path, data.encode())
+    with replace_file(path) as temporary:
+        temporary.write_bytes(data.encode())
 
 
 def _cell(value: float | int | None) -> str:

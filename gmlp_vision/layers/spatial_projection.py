@@ -132,7 +132,7 @@ class DynamicSpatialProjection(SpatialProjection):
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kept": NOTHING_KEPT}  # for deepcopy and pickle
+        return {**super().__getstate__(), "kept": NOTHING_KEPT}  # for deepcopy and pickle
 
 
 class Kept(NamedTuple):

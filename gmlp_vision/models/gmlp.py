@@ -158,7 +158,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "gmlp_ti16": {"patch_size": 16, "depth": 30, "embed_dim": 128, "mlp_ratio": 6.0},
     "gmlp_s16": {"patch_size": 16, "depth": 30, "embed_dim": 256, "mlp_ratio": 6.0},
     "gmlp_b16": {"patch_size": 16, "depth": 30, "embed_dim": 512, "mlp_ratio": 6.0},
-    "gmlp_pico4": {"patch_size": 4, "depth": 8, "embed_dim": 128, "mlp_ratio": 6.0},
+    "gmlp_pico4": {"patch_size": 4, "depth": 8, "embed_dim": 128, "mlp_ratio": 6.0, "num_classes": 10},
 }
 
 
@@ -193,18 +193,21 @@ default_cfgs = generate_default_cfgs(
 
 def _create_gmlp(variant: str, pretrained: bool = False, **kwargs: Any) -> GMlp:
     out_indices = kwargs.pop("out_indices", 3)
+    # A model of varying size is made at one size too, and timm reads that off the cfg only where it is fixed.
+    # The cfg may come from the folder of a model of the other kind.
+    overlay = {**(kwargs.pop("pretrained_cfg_overlay", None) or {}), "fixed_input_size": True}
     with explain_hub_errors(variant):
         model = build_model_with_cfg(
-            GMlp,
+            partial(GMlp, **SIZES[variant]),  # what the user or the cfg says goes before the table
             variant,
             pretrained,
+            pretrained_cfg_overlay=overlay,
             pretrained_filter_fn=checkpoint_filter_fn,
             feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-            **{**SIZES[variant], **kwargs},  # not dict(table, ...): a user's entry replaces the table's
+            **kwargs,
         )
-    if kwargs.get("dynamic_img_size"):
-        cfg: Any = model.default_cfg
-        cfg["fixed_input_size"] = False
+    cfg: Any = model.default_cfg
+    cfg["fixed_input_size"] = not kwargs.get("dynamic_img_size", False)
     return model
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from gmlp_vision.atomic import replace_file
 from gmlp_vision.filters.bank import FilterBank, FilterLayer
-from gmlp_vision.filters.files import replace_file
 from gmlp_vision.filters.measure import toeplitz_average
 
 STEPS = 127  # of an 8-bit integer to either side of 0
@@ -24,8 +24,8 @@ PHOTO_SIDE = 512  # pixels
 def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None = None) -> float:
     """Writes the page, replacing an older file at the end. It opens from disk and never asks a network.
 
-    A weight takes 8 bits, with one scale a row of W, so a page takes about 4/3 N^2 bytes a layer: 1.7 MB for
-    gMLP-B. The page states the error.
+    A weight takes 8 bits, with one scale a row of W, so a page takes about 4/3 N^2 bytes a layer. The page
+    states the error.
 
     Args:
         bank: With at least one 'token' layer; others are left out.
@@ -47,12 +47,14 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
     data = {
         "source": bank.source,
         "grid": bank.grid,
+        "grid_source": bank.grid_source,
         "steps": STEPS,
         "error": error,
         "photo": None if image is None else _photo(image),
         "layers": layers,
     }
-    replace_file(path, _page(data).encode())
+    with replace_file(path) as temporary:
+        temporary.write_bytes(_page(data).encode())
     return error
 
 

@@ -171,7 +171,7 @@ $("no-photo").addEventListener("click", () => {
 
 document.title = `Spatial filters: ${bank.source}`;
 $("about").textContent =
-  `${bank.source}: ${layers.length} layers on a grid of ${GRID_H} × ${GRID_W} tokens. ` +
+  `${bank.source}: ${layers.length} layers on a grid of ${GRID_H} × ${GRID_W} tokens, ${bank.grid_source}. ` +
   "Choose a token and see its filter in every layer; choose a layer and see more of it.";
 $("quantisation").textContent =
   `Weights are kept here in 8 bits with one scale a row of W; the largest error of a weight is ${digits(bank.error)} ` +

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmlp_vision.filters.tokens import parse_layers, parse_tokens, spread
+from gmlp_vision.filters.choose import parse_layers, parse_tokens, spread
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which layers and which tokens: the small language of the command line, read into numbers.
+"""Choosing layers and tokens: the small language of the command line, read into numbers.
 
 Shapes: (H, W) the token grid; a token is (row, column), both from 0.
 """

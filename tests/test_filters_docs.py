@@ -1,0 +1,59 @@
+"""docs/filters.md: every block of it, in order, in a folder with the files it speaks of."""
+
+import argparse
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny import perturb, tiny
+
+from gmlp_vision.cli import main
+
+PAGE = (Path(__file__).parents[1] / "docs/filters.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.M | re.S)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    raw, ema = tiny().state_dict(), perturb(tiny(), seed=1).state_dict()
+    args = argparse.Namespace(model="gmlp_ti16", img_size=32)
+    torch.save({"args": args, "state_dict": raw, "state_dict_ema": ema}, "model_best.pth.tar")
+    Image.new("RGB", (60, 40), "red").save("photo.jpg")
+    return tmp_path
+
+
+def test_every_block_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for kind, text in BLOCKS:
+        if kind == "python":
+            exec(compile(text, "filters.md", "exec"), names)
+            # beside an expression stands its value, or the shape of a tensor
+            for expression, value in re.findall(r"^([^=\n]+)  # ([^:\n]+)", text, flags=re.M):
+                found = eval(expression, names)
+                found = tuple(found.shape) if isinstance(found, torch.Tensor) else found
+                assert found == ast.literal_eval(value), expression
+        else:
+            assert kind == "sh"
+            for line in text.splitlines():
+                command, *args = shlex.split(line, comments=True)
+                assert command == "gmlp-vision"
+                assert main(args) == 0, line
+                said = capsys.readouterr().out.splitlines()
+                assert said[0].startswith("model_best.pth.tar (ema weights): 2 layers on a grid of 4 x 4 tokens")
+    written = {path.name for path in folder.iterdir()} - {"model_best.pth.tar", "photo.jpg"}
+    assert written == {
+        *("filters.pdf", "filters.png", "filters_cifar10.png", "kernels_cifar10.png", "stats_cifar10.svg"),
+        *("explorer.html", "stats.csv"),
+    }
+
+
+def test_the_options_of_the_page_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["filters", "--help"])
+    options = set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help", "--out"}
+    assert options == set(re.findall(r"(?<!-)--[a-z]+", PAGE))
