@@ -42,7 +42,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         FileNotFoundError: The folder that `path` is to be in is not there.
     """
     path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists; give the name of a new folder")
     temporary = _beside(path)
     try:

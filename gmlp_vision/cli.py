@@ -141,8 +141,7 @@ def _add_filters(commands: Any) -> None:
     parser.add_argument(
         "--draw",
         choices=("filters", "kernels", "stats", "units"),
-        help="of the figure: single filters (default), mean kernels, statistics over depth, hidden units of a "
-        "mixer",
+        help="of the figure: filters (default), mean kernels, statistics over depth, hidden units of a mixer",
     )
     parser.add_argument("--layers", help="of the figure, counted from 0: 1,5,10-20")
     parser.add_argument("--tokens", help="of the figure: center,corners or grid:4 or ROW,COLUMN;...")

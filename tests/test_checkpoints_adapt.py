@@ -288,12 +288,13 @@ def test_a_grid_that_nobody_knows_is_an_error_that_names_the_arguments(tmp_path:
     path = saved(tiny(img_size=(32, 40)), tmp_path / "x.pth")  # 4 x 5
     for load in (by_hand, by_timm):
         with pytest.raises(
-            CheckpointError, match=r"20 tokens.*input_size.*pretrained_cfg_overlay.*--grid H W"
+            CheckpointError, match=r"20 tokens.*grid=\(H, W\).*--grid H W.*input_size.*pretrained_cfg_overlay"
         ):
             load(path)
     model = tiny()
-    with pytest.raises(CheckpointError, match="grid 3 x 5 has 15 tokens, but W is 20 x 20"):
-        load_checkpoint(model, path, grid=(3, 5))
+    for grid, tokens in (((3, 5), 15), ((-5, -4), 20)):
+        with pytest.raises(CheckpointError, match=rf"has {tokens} tokens, but W is 20 x 20"):
+            load_checkpoint(model, path, grid=grid)
     report = load_checkpoint(model, path, grid=(5, 4))
     assert report.adapted[W] == "grid 5 x 4 to 4 x 4"
     assert report.notes == ["the file's grid is 5 x 4 tokens, as given"]

@@ -79,6 +79,7 @@ def test_download_push_and_what_goes_wrong(source: dict, tmp_path: Path) -> None
         said = run(hub, tmp_path / "cache", """
 for name in ("safe", "bin", "config", "once", "half", "nothing", "no name"):
     attempt(name, lambda: total(read_checkpoint(f"hf-hub:me/{name}").state_dict))
+attempt("half by timm", lambda: timm.create_model("hf-hub:me/half", pretrained=True))
 attempt("sha256", lambda: read_checkpoint("hf-hub:me/safe").sha256)
 model = timm.create_model("hf-hub:me/safe", pretrained=True)
 attempt("timm", lambda: total(model.state_dict()))
@@ -98,7 +99,9 @@ attempt("pulled", lambda: total(timm.create_model("hf-hub:me/pushed", pretrained
     assert said["nothing"].startswith("CheckpointError: hf-hub:me/nothing: there is no such repository")
     assert said["no name"].startswith("CheckpointError: hf-hub:me/no name was not fetched")
     assert said["half"].startswith("CheckpointError: hf-hub:me/half was not fetched: ")
-    assert "pretrained_cfg_overlay=dict(file=FILE)" in said["half"]
+    assert said["half by timm"].startswith("CheckpointError: gmlp_ti16 was not fetched: ")
+    for half in (said["half"], said["half by timm"]):
+        assert "pretrained_cfg_overlay=dict(file=FILE)" in half
     assert not list((tmp_path / "cache/hub/models--me--half/snapshots").glob("*/model.safetensors"))
     # push_to_hf_hub wrote the size after set_input_size, and what it wrote comes back
     assert set(pushed) == {"README.md", "config.json", "model.safetensors"}
@@ -108,10 +111,14 @@ attempt("pulled", lambda: total(timm.create_model("hf-hub:me/pushed", pretrained
 
 @pytest.fixture(scope="module")
 def warm_cache(source: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds me/tiny."""
+    """A cache that holds me/tiny, and me/bin, which has no .safetensors."""
     folder = tmp_path_factory.mktemp("hub")
-    with serve({"me/tiny": files(source["model"], folder / "d")}) as hub:
-        run(hub, folder / "cache", 'read_checkpoint("hf-hub:me/tiny")')
+    repos = {
+        "me/tiny": files(source["model"], folder / "d"),
+        "me/bin": files(source["model"], folder / "bin", safe=False),
+    }
+    with serve(repos) as hub:
+        run(hub, folder / "cache", f"for name in {list(repos)}: read_checkpoint('hf-hub:' + name)")
     return folder / "cache"
 
 
@@ -119,6 +126,7 @@ ROUTES = ("load_checkpoint(model, FILE)", "pretrained_cfg_overlay=dict(file=FILE
 
 OFFLINE = """
 attempt("warm", lambda: total(read_checkpoint("hf-hub:me/tiny").state_dict))
+attempt("bin", lambda: total(read_checkpoint("hf-hub:me/bin").state_dict))
 attempt("timm", lambda: total(timm.create_model("hf-hub:me/tiny", pretrained=True).state_dict()))
 attempt("cold", lambda: total(read_checkpoint("hf-hub:me/other").state_dict))
 attempt("name", lambda: total(read_checkpoint("gmlp_s16").state_dict))
@@ -146,7 +154,7 @@ def test_without_a_network(how: str, source: dict, warm_cache: Path, tmp_path: P
     cache = tmp_path / "cache"
     shutil.copytree(warm_cache, cache, symlinks=True)
     said = run(None, cache, OFFLINE, **({"HF_HUB_OFFLINE": "1"} if how == "offline" else {}))
-    for route in ("warm", "timm", "file", "path", "folder"):
+    for route in ("warm", "bin", "timm", "file", "path", "folder"):
         assert said[route] == pytest.approx(source["total"], rel=1e-12), route
     assert said["damaged"].startswith("CheckpointError: hf-hub:me/tiny is damaged")  # by the hub's etag
     for cold in ("cold", "name", "pretrained"):

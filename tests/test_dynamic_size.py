@@ -166,6 +166,23 @@ def test_its_config_says_that_the_size_is_not_fixed(tmp_path: Path) -> None:
     same(loaded(images(1, 3, 48, 24)), model(images(1, 3, 48, 24)))
 
 
+def test_a_folder_of_the_other_kind(tmp_path: Path) -> None:
+    for source, other in ((dynamic(), False), (tiny(), True)):
+        folder = tmp_path / str(other)
+        save_for_hf(source, folder)
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True, dynamic_img_size=other).eval()
+        assert model.dynamic_img_size is other
+        assert model.default_cfg["fixed_input_size"] is not other
+        assert get_model_input_config(model)["fixed_input_size"] is not other
+        assert get_model_input_config(model)["input_size"] == (3, 32, 32)
+        same(model(images()), source(images()))
+
+
+def test_it_is_made_at_the_size_of_the_cfg() -> None:
+    model = timm.create_model("gmlp_pico4", dynamic_img_size=True, depth=1, embed_dim=8)
+    assert model.stem.img_size == (32, 32)
+
+
 def test_features_only_takes_any_size() -> None:
     kwargs = {"dynamic_img_size": True, "features_only": True, "out_indices": (0, 1)}
     model = perturb(timm.create_model("gmlp_ti16", **TINY, **kwargs)).eval()
@@ -326,6 +343,16 @@ def test_copies_compute_the_same_and_go_their_own_way(how: str) -> None:
         perturb(twin, seed=5)
         assert not torch.allclose(twin(x), expected, atol=1e-3)
         same(model(x), expected)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_compiled_projection_is_copied_without_its_compiled_call(how: str) -> None:
+    """nn.Module leaves it out, since it can be neither copied nor written."""
+    projection = projections(dynamic())[0]
+    projection.compile(backend="eager")
+    twin = copy.deepcopy(projection) if how == "deepcopy" else pickle.loads(pickle.dumps(projection))
+    x = images(2, 4, 6, 16)
+    same(twin(x), projection(x))
 
 
 def test_it_follows_to() -> None:

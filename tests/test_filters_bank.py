@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from tiny import perturb, tiny
+from tiny import perturb, projections, tiny
 
 from gmlp_vision.filters import extract, format_stats, measure, write_stats
 from gmlp_vision.filters.table import untrained_notice
@@ -52,8 +52,8 @@ def test_a_layer_that_is_small_but_regular_does_not_look_untrained() -> None:
 
 def test_zero_looks_untrained_and_divides_by_nothing() -> None:
     model = tiny()
-    for block in model.blocks:
-        block.mlp_channels.gate.proj.weight.data.zero_()
+    for layer in projections(model):
+        layer.weight.data.zero_()
     for row in extract(model).stats():
         assert row.untrained
         assert (row.rms, row.moved) == (0, 0)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from timm.models import save_for_hf
-from tiny import perturb, tiny
+from tiny import perturb, projections, tiny
 
 from gmlp_vision.cli import main
 from gmlp_vision.filters import extract, format_stats
@@ -130,8 +130,8 @@ def test_the_other_figures(checkpoint: Path, tmp_path: Path, what: str) -> None:
 
 def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny()
-    for block in model.blocks:
-        block.mlp_channels.gate.proj.init_weights()
+    for layer in projections(model):
+        layer.init_weights()
     torch.save(model.state_dict(), tmp_path / "fresh.pth")
     assert run(tmp_path / "fresh.pth") == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("looks untrained: layer 0, 1.")

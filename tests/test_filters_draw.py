@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from PIL import Image
-from tiny import perturb, tiny
+from tiny import perturb, projections, tiny
 
 from gmlp_vision.filters import (
     FilterBank,
@@ -157,8 +157,8 @@ def test_a_figure_is_chosen_by_words(bank: FilterBank) -> None:
 
 def test_zero_is_drawn_as_zero(tmp_path: Path) -> None:
     model = tiny()
-    for block in model.blocks:
-        block.mlp_channels.gate.proj.weight.data.zero_()
+    for layer in projections(model):
+        layer.weight.data.zero_()
     bank = extract(model)
     for figure in (plot_filters(bank, scale="picture"), plot_kernels(bank), plot_stats(bank)):
         save_figure(figure, tmp_path / "zero.png", dpi=50)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tiny import perturb, tiny
+from tiny import perturb, projections, tiny
 
 from gmlp_vision.filters import extract, measure, toeplitz_average, write_explorer
 from gmlp_vision.filters.explorer import quantise
@@ -106,7 +106,7 @@ def test_an_image_is_put_in_small(tmp_path: Path) -> None:
 
 def test_zero_has_a_page_too(tmp_path: Path) -> None:
     model = tiny()
-    for block in model.blocks:
-        block.mlp_channels.gate.proj.weight.data.zero_()
+    for layer in projections(model):
+        layer.weight.data.zero_()
     assert write_explorer(extract(model), tmp_path / "e.html") == 0
     assert data_of(tmp_path / "e.html")["layers"][0]["toeplitz_share"] is None

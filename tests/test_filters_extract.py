@@ -95,7 +95,7 @@ def test_ours_reads_as_the_parameter_and_as_timms_with_the_same_weights() -> Non
         assert torch.equal(layer.filter((1, 2)), proj.weight[1 * 6 + 2].reshape(4, 6))
         assert layer.by_token.shape == (4, 6, 4, 6)
         assert layer.by_token[1, 2, 3, 5] == proj.weight[1 * 6 + 2, 3 * 6 + 5]
-    same(bank, extract(model.state_dict(), grid=(4, 6)))
+    same_layers(bank, extract(model.state_dict(), grid=(4, 6)))
 
 
 def test_a_bank_stays_as_it_is_while_the_model_trains_on() -> None:
@@ -145,7 +145,7 @@ def write_folder(model: nn.Module, config: dict[str, object], folder: Path) -> N
     (folder / "config.json").write_text(json.dumps({"architecture": "gmlp_ti16", **config}))
 
 
-def same(a: FilterBank, b: FilterBank) -> None:
+def same_layers(a: FilterBank, b: FilterBank) -> None:
     assert [x.name for x in a.layers] == [x.name for x in b.layers]
     for x, y in zip(a.layers, b.layers, strict=True):
         assert torch.equal(x.weight, y.weight)
@@ -162,7 +162,7 @@ def test_a_training_checkpoint_needs_no_model(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(nn.Module, "__init__", built)
     bank = extract(tmp_path / "last.pth.tar")
-    same(bank, expected)
+    same_layers(bank, expected)
     assert bank.source == str(tmp_path / "last.pth.tar")
 
 
@@ -172,7 +172,7 @@ def test_where_a_file_offers_a_choice_the_bank_says_what_was_taken(tmp_path: Pat
     both = tmp_path / "both.pth"
     for weights, taken, model in (("auto", "ema", ema), ("ema", "ema", ema), ("raw", "raw", raw)):
         bank = extract(both, weights=weights)
-        same(bank, extract(model))
+        same_layers(bank, extract(model))
         assert bank.source == bank.select([1]).source == f"{both} ({taken} weights)"
     assert not torch.equal(extract(raw).layers[0].weight, extract(ema).layers[0].weight)
     with pytest.raises(ValueError, match="weights is 'new'; expected 'auto', 'ema' or 'raw'"):
@@ -196,7 +196,7 @@ def test_where_a_file_offers_a_choice_the_bank_says_what_was_taken(tmp_path: Pat
 def test_the_config_of_a_folder_tells_the_grid(tmp_path: Path, config: dict[str, object], how: str) -> None:
     model = tiny(img_size=(32, 48))
     write_folder(model, config, tmp_path)
-    same(extract(tmp_path), extract(model))
+    same_layers(extract(tmp_path), extract(model))
     assert (extract(tmp_path).grid, extract(tmp_path).grid_source) == ((4, 6), how)
 
 
@@ -250,7 +250,7 @@ def test_maps_over_tokens_may_be_kernels_of_a_1d_convolution(name: str) -> None:
     over_tokens = re.compile(r"\.(gate\.proj|linear_tokens|mlp_tokens\.fc[12])\.weight$")
     as_kernels = {k: v[..., None] if over_tokens.search(k) else v for k, v in state.items()}
     assert sum(v.ndim == 3 and v.shape[-1] == 1 for v in as_kernels.values()) >= 8
-    same(extract(as_kernels, GRID), extract(state, GRID))
+    same_layers(extract(as_kernels, GRID), extract(state, GRID))
 
 
 def test_the_names_of_the_resmlp_authors() -> None:

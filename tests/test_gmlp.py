@@ -251,6 +251,17 @@ def test_what_train_py_always_passes_is_accepted() -> None:
     assert model.head_drop.p == 0.1
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("overlaid", [None, -1, 7])
+@pytest.mark.parametrize("asked", [None, 3])
+def test_who_says_how_many_classes(name: str, overlaid: int | None, asked: int | None) -> None:
+    """The user, then the cfg, then the model; -1 is what train.py --pretrained-path puts into the cfg."""
+    overlay = {} if overlaid is None else {"num_classes": overlaid}
+    model = timm.create_model(name, pretrained_cfg_overlay=overlay, num_classes=asked, depth=1, device="meta")
+    default = 10 if name == "gmlp_pico4" else 1000
+    assert model.num_classes == model.head.out_features == (asked or (7 if overlaid == 7 else default))
+
+
 def test_norms_are_as_asked() -> None:
     model = tiny(norm_eps=1e-3, final_norm=False)
     assert model.blocks[1].norm.eps == 1e-3

@@ -6,21 +6,25 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+import yaml
 from tiny import perturb
+from torch import nn
 
-PAGE = (Path(__file__).parents[1] / "docs/resampling.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.M | re.S)
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/resampling.md").read_text()
 SMALL = {"depth": 2, "embed_dim": 16}
+W = "blocks.1.mlp_channels.gate.proj.weight"
+FC1 = "blocks.1.mlp_channels.fc1.weight"
 
 
 @pytest.fixture
 def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """The weights that every pretrained=True loads, from a file; they have the released ones' 14 x 14 tokens."""
+    """What pretrained=True loads: over 14 x 14 tokens, as the real ones, in a network that is small."""
     create = timm.create_model
     state = perturb(create("gmlp_s16", **SMALL)).state_dict()
     torch.save(state, tmp_path / "released.pth")
 
-    def create_small(name: str, pretrained: bool, **kwargs: object) -> torch.nn.Module:
+    def create_small(name: str, pretrained: bool, **kwargs: object) -> nn.Module:
         overlay = {"file": str(tmp_path / "released.pth")}
         return create(name, pretrained=pretrained, pretrained_cfg_overlay=overlay, **SMALL, **kwargs)
 
@@ -29,18 +33,24 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch
 
 
 def test_every_python_block_runs(released: dict[str, torch.Tensor]) -> None:
-    names: dict[str, object] = {}
-    calls: list[tuple[int, ...]] = []
-    loaded, resized, dynamic = BLOCKS
-    w, fc1 = "blocks.1.mlp_channels.gate.proj.weight", "blocks.1.mlp_channels.fc1.weight"
+    load, resize, dynamic = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.M | re.S)
+    names: dict[str, nn.Module] = {}
 
-    exec(compile(loaded, "resampling.md", "exec"), names)
-    assert names["model"].state_dict()[w].shape == (280, 280)  # 320 x 224 pixels, patch 16
-    exec(compile(resized, "resampling.md", "exec"), names)
-    assert names["model"].state_dict()[w].shape == (64, 64)  # 256 x 256 pixels, patch 32
-    assert torch.equal(names["model"].state_dict()[fc1], released[fc1])
+    exec(load, names)
+    assert names["model"].state_dict()[W].shape == (280, 280)  # 320 x 224 pixels, patch 16
+    assert torch.equal(names["model"].state_dict()[FC1], released[FC1])
 
-    torch.nn.modules.module.register_module_forward_pre_hook  # noqa: B018
-    exec(compile(dynamic, "resampling.md", "exec"), names)
-    assert torch.equal(names["model"].state_dict()[w], released[w])
-    assert calls == []
+    exec(resize, names)
+    assert names["model"].state_dict()[W].shape == (64, 64)  # 256 x 256 pixels, patch 32
+    assert torch.equal(names["model"].state_dict()[FC1], released[FC1])
+
+    exec(dynamic, names)  # three sizes, of which a model of one size would refuse two
+    assert torch.equal(names["model"].state_dict()[W], released[W])
+
+
+def test_the_training_command_has_options_of_train_py() -> None:
+    (command,) = re.findall(r"^```\n(python train\.py .*?)^```", PAGE, flags=re.M | re.S)
+    known = yaml.safe_load((ROOT / "tests/data/train_options.yaml").read_text())
+    options = re.findall(r"--([\w-]+)", command)
+    assert len(options) == 5
+    assert not [option for option in options if option.replace("-", "_") not in known]

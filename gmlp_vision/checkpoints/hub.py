@@ -21,8 +21,8 @@ LOCAL_ROUTES = (
     "`timm.create_model('local-dir:FOLDER', pretrained=True)`"
 )
 
-# What a download that breaks off ends in. huggingface_hub lets through the errors of its http client, and that
-# is not the same in all its versions; its own error derives from the client's.
+# What a download that breaks off ends in. huggingface_hub lets through the errors of its http client, another
+# one in other versions; its own error derives from the client's.
 BROKEN_DOWNLOAD: tuple[type[BaseException], ...] = (*HfHubHTTPError.__bases__, OSError)
 
 

@@ -84,7 +84,7 @@ def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | Non
 
 
 def select_weights(checkpoint: Any, weights: str, source: str) -> tuple[dict[str, torch.Tensor], str | None]:
-    """The state dict inside what a file held, cleaned, and whether it is 'ema' or 'raw'; None without a wrapper.
+    """The state dict in what a file held, cleaned, and whether it is 'ema' or 'raw'; None without a wrapper.
 
     Raises:
         CheckpointError: No such weights, or something in them is not a tensor.

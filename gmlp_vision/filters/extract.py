@@ -49,7 +49,7 @@ def extract(
     else:
         checkpoint = read_checkpoint(source, weights)
         tensors, config, title = checkpoint.state_dict, checkpoint.config, checkpoint.source
-        if checkpoint.weights == "ema" or weights == "raw":
+        if checkpoint.weights == "ema" or weights == "raw":  # there was a choice
             title = f"{title} ({checkpoint.weights} weights)"
     if weights != "auto" and isinstance(source, nn.Module | Mapping):
         raise ValueError(f"weights is {weights!r}, which chooses from a checkpoint, and {title} is none")
@@ -65,7 +65,7 @@ def extract(
     n = bare[f"{found[0][1]}.weight"].shape[1]
     own = _own_grid(source, n) if isinstance(source, nn.Module) else None
     patch = _patch_size(tensors)
-    # without a patch no image size tells a grid
+    # the sizes in a config are in pixels: without a patch they tell no grid
     told = source_grid(n, patch or (1, 1), config if patch else {}, grid, own=own)
     layers = [layer for block, key, family in found for layer in family.read(key, block, bare, told.size)]
     return FilterBank(tuple(layers), title, told.how)

@@ -136,6 +136,6 @@ def save_figure(figure: "Figure", path: str | Path, dpi: int = 300) -> None:
     # No date and no random ids: the same figure is the same file. Text stays text: selectable in a PDF (Type
     # 42), set in the reader's font in an SVG.
     dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    settings = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "gmlp-vision"}
-    with replace_file(path) as temporary, matplotlib.rc_context(settings):
+    fixed = matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "gmlp-vision"})
+    with replace_file(path) as temporary, fixed:
         figure.savefig(temporary, format=kind, dpi=dpi, metadata=dates.get(kind))
