@@ -10,7 +10,7 @@ import torch
 def take_turns(
     calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
 ) -> dict[str, float]:
-    """The median seconds of each call over `rounds` rounds, in each of which all are called once, after one more."""
+    """The median seconds of each call, over rounds that call all of them once, after one to warm up."""
     for call in calls.values():
         call()
     taken: dict[str, list[float]] = {name: [] for name in calls}

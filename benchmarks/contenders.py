@@ -42,7 +42,7 @@ def perturb(model: nn.Module) -> nn.Module:
 
 
 def check_same(ours: Call, theirs: Call, x: torch.Tensor, tolerance: float) -> None:
-    """Refuses to time models that compute different things; the tolerance is a part of their logits' spread."""
+    """Refuses to time models that compute different things; the tolerance is a part of the logits' spread."""
     a, b = ours(x).float(), theirs(x).float()
     difference = ((a - b).abs().max() / b.std()).item()
     if not difference <= tolerance:

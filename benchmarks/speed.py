@@ -6,22 +6,18 @@
 
 A line of the table is one kind of run of one of our variants. In it all contenders take turns in one process;
 a figure is the median of the rounds. "of bound" is our images per second as a part of those that the model's
-multiply-adds would allow at the rate of a 2048 x 2048 x 2048 torch.matmul in the same dtype and the same turns.
+multiply-adds would allow at the rate of a product of 2048 x 2048 matrices in the same dtype and turns.
 
 On a CPU every line is measured under glibc's allocator as it is and with its thresholds raised
 (docs/speed.md), each in a process of its own.
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +26,12 @@ from clock import take_turns
 from contenders import SIZES, check_same, in_pieces, make_instead, make_pair
 from memory import activation_bytes
 from runtimes import CPU, CUDA
+from table import Row, line, machine, table
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-Row = dict[str, Any]
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCES = {"fp32": 1e-3, "tf32": 0.1, "bf16": 0.2}
 ALLOCATORS = {
@@ -45,7 +41,7 @@ ALLOCATORS = {
 BOUND = 2048  # the side of the matrices whose product sets the bound
 
 
-# -- what is measured -----------------------------------------------------------------------------------------
+# -- what is measured ----------------------------------------------------------------------------------------
 
 
 def inference(size: str, batch: int, runtime: str, dtype: str, args: argparse.Namespace) -> Iterator[Row]:
@@ -106,7 +102,7 @@ def training(size: str, batch: int, dtype: str, args: argparse.Namespace) -> Ite
 def rows(
     task: str, size: str, batch: int, runtime: str, dtype: str, calls: Any, model_macs: int, args: Any
 ) -> Iterator[Row]:
-    """One row for each of our variants among `calls`; all of them and the product that is the bound take turns."""
+    """One row for each of our variants among `calls`; they and the product that sets the bound take turns."""
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     square = torch.randn(BOUND, BOUND, device=args.device).to(DTYPES[dtype])
     product = torch.inference_mode()(lambda: square @ square)
@@ -153,7 +149,7 @@ def macs(model: nn.Module, x: torch.Tensor) -> int:
 
 
 def gpu_variants(ours: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """What might pay on a GPU: rows of W at a stride that is a multiple of 8, and the gate as a Triton kernel."""
+    """What might pay on a GPU: rows of W at a stride that is a multiple of 8; the gate as Triton kernels."""
     from copy import deepcopy
 
     padded = deepcopy(ours)
@@ -168,17 +164,7 @@ def gpu_variants(ours: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield "ours, gate compiled", fused
 
 
-def import_seconds() -> float:
-    """How much longer a process takes to import this package once it has timm; the median of 5."""
-    code = "import time, timm; t = time.perf_counter(); import gmlp_vision; print(time.perf_counter() - t)"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-        for _ in range(7)
-    ]
-    return statistics.median(float(run.stdout) for run in runs)
-
-
-# -- the run ---------------------------------------------------------------------------------------------------
+# -- the run ------------------------------------------------------------------------------------------------
 
 
 def plan(args: argparse.Namespace) -> list[Callable[[], Iterator[Row]]]:
@@ -217,61 +203,9 @@ def measure_in_processes(args: argparse.Namespace) -> list[Row]:
     for name in args.allocators if args.device.type == "cpu" else ["as it is"]:
         command = [sys.executable, __file__, *sys.argv[1:], "--allocator", name]
         environment = {**os.environ, **ALLOCATORS[name]}
-        found += json.loads(
-            subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
-        )
+        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
+        found += json.loads(output)
     return found
-
-
-def machine(args: argparse.Namespace) -> dict[str, Any]:
-    packages = ("torch", "timm", "onnxruntime", "openvino", "gmlp-vision")
-    cpu = next(
-        (s.split(":")[1].strip() for s in open("/proc/cpuinfo") if s.startswith("model name")),
-        platform.machine(),
-    )
-    gpu = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else None
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": f"{cpu}, {os.cpu_count()} cores",
-        "threads": args.threads,
-        "gpu": gpu,
-        "rounds": args.rounds,
-        "versions": {"python": platform.python_version(), **{p: installed(p) for p in packages}},
-        "import_seconds": import_seconds(),
-    }
-
-
-def installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-HEADER = (
-    "| allocator | model | batch | dtype | runtime | task | variant | timm img/s | ours img/s | ratio | of bound "
-    "| activations, MiB an image: alive (of timm's), peak | instead, img/s |"
-)
-
-
-def line(row: Row) -> str:
-    speeds = dict(row["images_per_second"])
-    timm_speed, speed = speeds.pop("timm"), speeds.pop(row["variant"])
-    memory = ""
-    if "activations" in row:
-        (alive, peak), (timm_alive, _) = row["activations"][row["variant"]], row["activations"]["timm"]
-        memory = f"{alive:.1f} ({alive / timm_alive:.3f}), {peak:.1f}"
-    instead = ", ".join(f"{name} {v:.2f}" for name, v in speeds.items())
-    cells = [row[k] for k in ("allocator", "model", "batch", "dtype", "runtime", "task", "variant")]
-    cells += [
-        f"{timm_speed:.2f}",
-        f"{speed:.2f}",
-        f"**{row['ratio']:.3f}**",
-        f"{row['of_bound']:.2f}",
-        memory,
-        instead,
-    ]
-    return "| " + " | ".join(str(c) for c in cells) + " |"
 
 
 def arguments() -> argparse.Namespace:
@@ -311,13 +245,10 @@ def main() -> None:
     if args.allocator:
         json.dump(measure(args), sys.stdout)
         return
-    found, where = measure_in_processes(args), machine(args)
-    print(f"{where['date']}, {where['gpu'] or where['cpu']}, {where['threads']} threads, {where['versions']}")
+    found, where = measure_in_processes(args), {**machine(args.device), "threads": args.threads}
+    print(f"{where['date']}, {where['gpu'] or where['cpu']}, {args.threads} threads, {where['versions']}")
     print(f"importing gmlp_vision after timm takes {where['import_seconds']:.3f} s more\n")
-    print(HEADER)
-    print("|---" * HEADER.count(" | ") + "|---|")
-    for row in found:
-        print(line(row))
+    print(table(found))
     if args.json:
         args.json.write_text(json.dumps({**where, "rows": found}, indent=1) + "\n")
 

@@ -37,8 +37,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     Where the body raises, what was written is removed.
 
     Raises:
-        UserError: There is something at `path`, and be it a folder with files: they cannot all be replaced at
-            one stroke, so none is. An empty folder is taken.
+        UserError: There is something at `path`, other than an empty folder. Several files cannot be replaced
+            at one stroke, so none is.
         FileNotFoundError: The folder that `path` is to be in is not there.
     """
     path = Path(path)

@@ -132,6 +132,44 @@ def _demo(args: argparse.Namespace) -> None:
     print(f'the model again: timm.create_model("local-dir:{args.output}", pretrained=True)')
 
 
+def _add_export(commands: Any) -> None:
+    parser = commands.add_parser(
+        "export", help="a model for other runtimes, compared with the original before it is written"
+    )
+    parser.add_argument(
+        "source", metavar="MODEL", help="file, folder, hf-hub:OWNER/NAME or model name with weights"
+    )
+    parser.add_argument(
+        "out", metavar="OUT", type=Path, help="file to write; OpenVINO's, an .xml, gets a .bin"
+    )
+    formats = ("onnx", "openvino", "torchscript", "exported-program")
+    parser.add_argument("--format", required=True, choices=formats)
+    parser.add_argument(
+        "--img-size", nargs=2, type=int, metavar=("H", "W"), help="in pixels (default: as in MODEL)"
+    )
+    parser.add_argument("--dynamic-batch", action="store_true", help="any number of images (default: one)")
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "fp16", "bf16"),
+        default="fp32",
+        help="of weights and arithmetic; images and logits stay fp32 (default: %(default)s)",
+    )
+    parser.set_defaults(call=_export)
+
+
+def _export(args: argparse.Namespace) -> None:
+    from gmlp_vision.export import export_checkpoint
+
+    size = tuple(args.img_size) if args.img_size else None
+    parity = export_checkpoint(
+        args.source, args.out, args.format, img_size=size, dynamic_batch=args.dynamic_batch, dtype=args.dtype
+    )
+    print(
+        f"wrote {args.out}: its logits are within {parity.difference:.1g} of the model's, and "
+        f"{parity.tolerance:g} is allowed (1 is the spread of the logits between images)"
+    )
+
+
 def _add_filters(commands: Any) -> None:
     parser = commands.add_parser(
         "filters", help="what a network learned about space: statistics, a figure, a page to explore"
@@ -220,4 +258,12 @@ def _run(args: argparse.Namespace) -> None:
         raise SystemExit(1) from None
 
 
-COMMANDS: tuple[Any, ...] = (_add_convert, _add_demo, _add_filters, _add_info, _add_recipe, _add_run)
+COMMANDS: tuple[Any, ...] = (
+    _add_convert,
+    _add_demo,
+    _add_export,
+    _add_filters,
+    _add_info,
+    _add_recipe,
+    _add_run,
+)

@@ -129,6 +129,7 @@ attempt("warm", lambda: total(read_checkpoint("hf-hub:me/tiny").state_dict))
 attempt("bin", lambda: total(read_checkpoint("hf-hub:me/bin").state_dict))
 attempt("timm", lambda: total(timm.create_model("hf-hub:me/tiny", pretrained=True).state_dict()))
 attempt("cold", lambda: total(read_checkpoint("hf-hub:me/other").state_dict))
+attempt("config", lambda: timm.create_model("hf-hub:me/other", pretrained=True))
 attempt("name", lambda: total(read_checkpoint("gmlp_s16").state_dict))
 attempt("pretrained", lambda: total(timm.create_model("gmlp_s16", pretrained=True, depth=1).state_dict()))
 model = timm.create_model("hf-hub:me/tiny", pretrained=True)
@@ -157,6 +158,7 @@ def test_without_a_network(how: str, source: dict, warm_cache: Path, tmp_path: P
     for route in ("warm", "bin", "timm", "file", "path", "folder"):
         assert said[route] == pytest.approx(source["total"], rel=1e-12), route
     assert said["damaged"].startswith("CheckpointError: hf-hub:me/tiny is damaged")  # by the hub's etag
+    assert said["config"].startswith("LocalEntryNotFoundError: ")  # before this package has its turn
     for cold in ("cold", "name", "pretrained"):
         assert said[cold].startswith("CheckpointError: "), cold
         assert "is not in the cache and cannot be reached" in said[cold]

@@ -13,10 +13,9 @@ from gmlp_vision.checkpoints.into_model import model_settings, stated_settings
 from gmlp_vision.checkpoints.load import read_checkpoint
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.save import is_file_name, save_file, save_folder
-from gmlp_vision.checkpoints.sizes import find_model, read_sizes
+from gmlp_vision.checkpoints.sizes import UNNAMED, find_model, read_sizes
 from gmlp_vision.errors import UserError
 
-UNNAMED = "gmlp_ti16"  # what a model without a name is written as, with its sizes as arguments
 PREPROCESSING: dict[str, Any] = {"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)}
 
 

@@ -12,7 +12,10 @@ import torch
 from gmlp_vision.checkpoints.report import first_five
 from gmlp_vision.errors import CheckpointError
 
-MODULE = "gmlp"  # under which timm files the models of models/gmlp.py
+# What models/gmlp.py registers is looked up in timm's registry, under that file's name. Were the table of
+# sizes handed down instead, every caller of convert_file and describe would have to bring it, users included.
+MODULE = "gmlp"
+UNNAMED = "gmlp_ti16"  # what a model of no registered size is written as, with its sizes as arguments
 
 
 @dataclass(frozen=True)

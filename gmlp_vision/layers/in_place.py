@@ -53,6 +53,7 @@ def is_plain(module: Any) -> bool:
         type(module) in KNOWN
         and not (module.training or module._forward_hooks or module._forward_pre_hooks)
         and "forward" not in vars(module)  # as accelerate puts one there
+        and module._compiled_call_impl is None
         and {nn.Parameter}.issuperset(map(type, module._parameters.values()))  # not a quantized one
         and all(map(is_plain, module._modules.values()))
     )

@@ -1,0 +1,168 @@
+"""Files for other runtimes: what they compute, what they need, and that a wrong one never appears."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import openvino
+import pytest
+import timm
+import torch
+from timm.models import save_for_hf
+from tiny import images, tiny
+from torch import nn
+
+from gmlp_vision import export
+from gmlp_vision.cli import main
+from gmlp_vision.errors import UserError
+from gmlp_vision.export import FORMATS, export_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in timm's local-dir form."""
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    args = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8}
+    save_for_hf(tiny(), str(path), model_args=args, safe_serialization=True)
+    return path
+
+
+def logits(model: nn.Module, x: torch.Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return model(x).numpy()
+
+
+def run(path: Path, x: torch.Tensor) -> np.ndarray:
+    """What the runtime that a file is for makes of it, without this package."""
+    if path.suffix == ".onnx":
+        return onnxruntime.InferenceSession(path).run(None, {"image": x.numpy()})[0]
+    if path.suffix == ".xml":
+        return openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(x.numpy())[0]
+    if path.suffix == ".pt2":
+        return logits(torch.export.load(path).module(), x)
+    return logits(torch.jit.load(path), x)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:FutureWarning")
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_batch(format: str, tmp_path: Path) -> None:
+    model, path = tiny(), tmp_path / f"model{FORMATS[format].suffix}"
+    path.write_text("the file before")
+    parity = export_model(model, path, format, dynamic_batch=True)
+    assert parity.difference < 1e-4 < parity.tolerance
+    for batch in (1, 5):
+        x = images(batch, 3, 32, 32, seed=9)
+        expected = logits(model, x)
+        assert expected.std() > 0.1
+        np.testing.assert_allclose(run(path, x), expected, atol=1e-5, rtol=1e-4)
+    files = {path.name, "model.bin"} if format == "openvino" else {path.name}
+    assert {p.name for p in tmp_path.iterdir()} == files
+    for file in tmp_path.iterdir():  # what the exporters note of the code would have its path
+        assert str(Path(export.__file__).parent).encode() not in file.read_bytes()
+    assert model.stem.proj.weight.dtype == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("format", "dtype"),
+    [("onnx", "fp16"), ("openvino", "bf16"), ("torchscript", "bf16"), ("exported-program", "fp16")],
+)
+def test_other_dtypes(format: str, dtype: str, tmp_path: Path) -> None:
+    full, half = (tmp_path / f"{name}{FORMATS[format].suffix}" for name in ("full", "half"))
+    export_model(tiny(), full, format)
+    parity = export_model(tiny(), half, format, dtype=dtype)
+    assert 1e-4 < parity.difference < parity.tolerance
+    weights = ".bin" if format == "openvino" else full.suffix
+    assert half.with_suffix(weights).stat().st_size < full.with_suffix(weights).stat().st_size
+
+
+@pytest.mark.slow
+def test_one_image_unless_told_otherwise(tmp_path: Path) -> None:
+    export_model(tiny(), tmp_path / "one.onnx", "onnx")
+    assert onnxruntime.InferenceSession(tmp_path / "one.onnx").get_inputs()[0].shape == [1, 3, 32, 32]
+
+
+@pytest.mark.parametrize("before", [None, b"the file before"])
+def test_a_file_that_computes_something_else_never_appears(
+    before: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(model: nn.Module, x: torch.Tensor, path: Path) -> None:
+        with torch.no_grad():
+            model.model.blocks[1].mlp_channels.gate.proj.weight.mul_(0.9)
+        export.write_exported_program(model, x, path)
+
+    wrong = export.FORMATS["exported-program"]._replace(write=write)
+    monkeypatch.setitem(export.FORMATS, "exported-program", wrong)
+    path = tmp_path / "model.pt2"
+    if before:
+        path.write_bytes(before)
+    model = tiny()
+    expected = logits(model, images())
+    with pytest.raises(UserError, match=r"computes something else.*0\.001 is allowed"):
+        export_model(model, path, "exported-program")
+    assert [(p, p.read_bytes()) for p in tmp_path.iterdir()] == ([(path, before)] if before else [])
+    np.testing.assert_array_equal(logits(model, images()), expected)
+
+
+def test_logits_that_are_not_numbers_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open(path: Path) -> export.Runner:
+        return lambda x: torch.full((len(x), 5), torch.nan)
+
+    broken = export.FORMATS["exported-program"]._replace(open=open)
+    monkeypatch.setitem(export.FORMATS, "exported-program", broken)
+    with pytest.raises(UserError, match="computes something else"):
+        export_model(tiny(), tmp_path / "model.pt2", "exported-program")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+    model = tiny()
+    nn.init.zeros_(model.head.weight)
+    with pytest.raises(UserError, match="the same logits for any image"):
+        export_model(model, tmp_path / "model.pt2", "exported-program")
+
+
+@pytest.mark.parametrize(
+    ("out", "format", "dtype", "message"),
+    [
+        ("m.onnx", "tflite", "fp32", "'tflite'; expected one of onnx"),
+        ("m.onnx", "onnx", "int8", "'int8'; expected one of fp32"),
+        ("m.pt", "onnx", "fp32", r"should end in \.onnx"),
+        ("no/m.onnx", "onnx", "fp32", "no folder"),
+        ("m.onnx", "onnx", "bf16", "no bf16 convolution.*fp32 or fp16"),
+    ],
+)
+def test_arguments(out: str, format: str, dtype: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, UserError), match=message):
+        export_model(tiny(), tmp_path / out, format, dtype=dtype)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openvino" else there(name))
+    with pytest.raises(UserError, match=r"openvino needs openvino: pip install 'gmlp-vision\[export\]'"):
+        export_model(tiny(), tmp_path / "m.xml", "openvino")
+
+
+def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.pt2"
+    chosen = ["--format", "exported-program", "--img-size", "24", "40", "--dynamic-batch"]
+    assert main(["export", str(folder), str(path), *chosen]) == 0
+    printed = capsys.readouterr().out
+    assert f"wrote {path}" in printed
+    assert "0.001 is allowed" in printed
+    model, x = timm.create_model(f"local-dir:{folder}", pretrained=True).eval(), images(3, 3, 24, 40)
+    model.set_input_size((24, 40))
+    np.testing.assert_allclose(run(path, x), logits(model, x), atol=1e-5, rtol=1e-4)
+
+
+def test_the_command_that_fails(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (["--img-size", "30", "30"], ["--dtype", "bf16"]):
+        assert main(["export", str(folder), str(tmp_path / "m.onnx"), "--format", "onnx", *wrong]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert wrong[-1] in error
+    assert not list(tmp_path.iterdir())
