@@ -6,7 +6,7 @@
 
 A line of the table is one kind of run of one of our variants. In it all contenders take turns in one process;
 a figure is the median of the rounds. "of bound" is our images per second as a part of those that the model's
-multiply-adds would allow at the rate of a product of 2048 x 2048 matrices in the same dtype and turns.
+multiply-adds would allow at the rate of a product of 2048 x 2048 matrices, in the same runtime, dtype and turns.
 
 On a CPU every line is measured under glibc's allocator as it is and with its thresholds raised
 (docs/speed.md), each in a process of its own.
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from clock import take_turns
 from contenders import SIZES, check_same, in_pieces, make_instead, make_pair
 from memory import activation_bytes
-from runtimes import CPU, CUDA
+from runtimes import CPU, CUDA, eager
 from table import Row, line, machine, table
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
@@ -44,95 +45,90 @@ BOUND = 2048  # the side of the matrices whose product sets the bound
 # -- what is measured ----------------------------------------------------------------------------------------
 
 
-def inference(size: str, batch: int, runtime: str, dtype: str, args: argparse.Namespace) -> Iterator[Row]:
+class Product(nn.Module):
+    """A plain matrix product; its rate in a runtime bounds what any model can reach there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(BOUND, BOUND), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def inference(run: Row, args: argparse.Namespace) -> Iterator[Row]:
     """Images per second without gradients."""
-    makers = CUDA if args.device.type == "cuda" else CPU
-    make = makers[runtime, dtype]
+    make = makers(args.device)[run["runtime"], run["dtype"]]
+    torch.set_float32_matmul_precision("high" if run["dtype"] == "tf32" else "highest")
     # a runtime other than torch takes a float32 model, and turns it to bf16 itself
-    kind = torch.float32 if runtime in ("onnxruntime", "openvino") else DTYPES[dtype]
-    ours, theirs = (model.to(args.device, kind) for model in make_pair(size))
-    x = images(batch, args.device, kind)
+    dtype = torch.float32 if run["runtime"] in ("onnxruntime", "openvino") else DTYPES[run["dtype"]]
+    ours, theirs = (model.to(args.device, dtype) for model in make_pair(run["model"]))
+    x = images(run["batch"], args.device, dtype)
     with torch.inference_mode():
-        check_same(ours, theirs, x, TOLERANCES[dtype])
+        check_same(ours, theirs, x, TOLERANCES[run["dtype"]])
     calls = {"timm": make(theirs, x), "ours": make(ours, x)}
-    if runtime == "eager" and batch > 4 and args.device.type == "cpu":
+    if run["runtime"] == "eager" and run["batch"] > 4 and args.device.type == "cpu":
         calls["ours, in pieces of 4"] = torch.inference_mode()(lambda: in_pieces(ours, 4)(x))
-    if args.device.type == "cuda" and runtime == "eager":
+    if run["runtime"] == "eager" and args.device.type == "cuda":
         calls |= {name: make(variant, x) for name, variant in gpu_variants(ours)}
     if not args.short:
-        calls |= {name: make(model.to(args.device, kind), x) for name, model in make_instead(size).items()}
-    yield from rows("inference", size, batch, runtime, dtype, calls, macs(ours, x), args)
+        instead = make_instead(run["model"]).items()
+        calls |= {name: make(model.to(args.device, dtype), x) for name, model in instead}
+    calls["product"] = make(
+        Product().to(args.device, dtype), torch.randn(BOUND, BOUND).to(args.device, dtype)
+    )
+    rounds = args.rounds * (5 if run["batch"] == 1 else 1)  # short ones vary more
+    yield from rows(run, take_turns(calls, rounds, args.device), macs(ours, x))
 
 
-def training(size: str, batch: int, dtype: str, args: argparse.Namespace) -> Iterator[Row]:
+def training(run: Row, args: argparse.Namespace) -> Iterator[Row]:
     """Images per second of forward, loss and backward, and the bytes kept between them; bf16 by autocast."""
-    ours, theirs = (model.train().to(args.device) for model in make_pair(size))
-    x = images(batch, args.device, torch.float32)
-    labels = torch.zeros(batch, dtype=torch.long, device=args.device)
-    steps: dict[str, tuple[Callable[[], torch.Tensor], nn.Module]] = {}
+    ours, theirs = (model.train().to(args.device) for model in make_pair(run["model"]))
+    x = images(run["batch"], args.device, torch.float32)
+    labels = torch.zeros(run["batch"], dtype=torch.long, device=args.device)
 
-    def add(name: str, model: nn.Module, **checkpointing: Any) -> None:
-        def forward() -> torch.Tensor:
-            if hasattr(model, "set_grad_checkpointing") and name.startswith("ours"):
-                model.set_grad_checkpointing(**checkpointing)
-            with torch.autocast(args.device.type, torch.bfloat16, enabled=dtype == "bf16"):
-                return cross_entropy(model(x), labels)
+    def loss(model: nn.Module, checkpointing: Row | None = None) -> torch.Tensor:
+        if checkpointing is not None:
+            model.set_grad_checkpointing(**checkpointing)
+        with torch.autocast(args.device.type, torch.bfloat16, enabled=run["dtype"] == "bf16"):
+            return cross_entropy(model(x), labels)
 
-        steps[name] = forward, model
+    models = {
+        "timm": (theirs,),
+        "ours": (ours, {"enable": False}),
+        "ours, checkpointing": (ours, {}),
+        "ours, checkpointing blocks": (ours, {"mode": "block"}),
+        **{name: (model.train().to(args.device),) for name, model in make_instead(run["model"]).items()},
+    }
 
-    add("timm", theirs)
-    add("ours", ours, enable=False)
-    add("ours, checkpointing", ours)
-    add("ours, checkpointing blocks", ours, mode="block")
-    for name, model in make_instead(size).items():
-        add(name, model.to(args.device).train())
-
-    def step(forward: Callable[[], torch.Tensor], model: nn.Module) -> None:
+    def step(model: nn.Module, *checkpointing: Row) -> None:
         model.zero_grad(set_to_none=False)
-        forward().backward()
+        loss(model, *checkpointing).backward()
 
-    calls = {name: lambda pair=pair: step(*pair) for name, pair in steps.items()}
-    found = list(rows("training", size, batch, "eager", dtype, calls, 3 * macs(ours, x), args))
-    alive = {name: activation_bytes(forward, args.device) for name, (forward, _) in steps.items()}
-    for row in found:
-        row["activations"] = {k: [b / batch / 2**20 for b in v] for k, v in alive.items() if k in shown(row)}
-        yield row
-
-
-def rows(
-    task: str, size: str, batch: int, runtime: str, dtype: str, calls: Any, model_macs: int, args: Any
-) -> Iterator[Row]:
-    """One row for each of our variants among `calls`; they and the product that sets the bound take turns."""
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    square = torch.randn(BOUND, BOUND, device=args.device).to(DTYPES[dtype])
-    product = torch.inference_mode()(lambda: square @ square)
-    rounds = args.rounds * (5 if batch == 1 and task == "inference" else 1)  # short ones vary more
-    taken = take_turns({**calls, "product": product}, rounds, args.device)
-    bound = BOUND**3 / taken.pop("product") / model_macs
-    speeds = {name: batch / seconds for name, seconds in taken.items()}
-    instead = {name: v for name, v in speeds.items() if name != "timm" and not name.startswith("ours")}
-    for name, speed in speeds.items():
-        if name.startswith("ours"):
-            yield {
-                "allocator": args.allocator,
-                "model": size,
-                "batch": batch,
-                "dtype": dtype,
-                "runtime": runtime,
-                "task": task,
-                "variant": name,
-                "images_per_second": {
-                    "timm": speeds["timm"],
-                    name: speed,
-                    **(instead if name == "ours" else {}),
-                },
-                "ratio": speed / speeds["timm"],
-                "of_bound": speed / bound,
-            }
+    calls = {name: partial(step, *model) for name, model in models.items()}
+    product = Product().to(args.device, DTYPES[run["dtype"]])
+    calls["product"] = eager(product, torch.randn_like(product.weight))
+    taken = take_turns(calls, args.rounds, args.device)
+    kept = {name: activation_bytes(partial(loss, *model), args.device) for name, model in models.items()}
+    mib = {name: [b / run["batch"] / 2**20 for b in alive_and_peak] for name, alive_and_peak in kept.items()}
+    for row in rows(run, taken, 3 * macs(ours, x)):
+        yield {**row, "activations": {name: mib[name] for name in row["images_per_second"]}}
 
 
-def shown(row: Row) -> list[str]:
-    return list(row["images_per_second"])
+def rows(run: Row, seconds: dict[str, float], model_macs: int) -> Iterator[Row]:
+    """One row for each of our variants."""
+    bound = BOUND**3 / seconds.pop("product") / model_macs
+    speeds = {name: run["batch"] / s for name, s in seconds.items()}
+    instead = {k: v for k, v in speeds.items() if k != "timm" and not k.startswith("ours")}
+    for name in (name for name in speeds if name.startswith("ours")):
+        shown = {"timm": speeds["timm"], name: speeds[name], **(instead if name == "ours" else {})}
+        yield {
+            **run,
+            "variant": name,
+            "images_per_second": shown,
+            "ratio": speeds[name] / speeds["timm"],
+            "of_bound": speeds[name] / bound,
+        }
 
 
 def images(batch: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -167,22 +163,28 @@ def gpu_variants(ours: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 # -- the run ------------------------------------------------------------------------------------------------
 
 
+def makers(device: torch.device) -> dict[tuple[str, str], Any]:
+    return CUDA if device.type == "cuda" else CPU
+
+
 def plan(args: argparse.Namespace) -> list[Callable[[], Iterator[Row]]]:
-    makers = CUDA if args.device.type == "cuda" else CPU
-    runs: list[Callable[[], Iterator[Row]]] = []
-    for size in args.models:
-        for runtime, dtype in makers:
-            if runtime in args.runtimes and dtype in args.dtypes:
-                runs += [
-                    lambda a=(size, batch, runtime, dtype): inference(*a, args) for batch in args.batches
-                ]
-        if "training" in args.tasks:
-            largest = max(args.batches)
-            runs += [
-                lambda a=(size, largest, dtype): training(*a, args)
-                for dtype in args.dtypes
-                if dtype != "tf32"
-            ]
+    runs = []
+    for model in args.models:
+        common = {"allocator": args.allocator, "model": model}
+        for runtime, dtype in makers(args.device):
+            if "inference" in args.tasks and runtime in args.runtimes and dtype in args.dtypes:
+                for batch in args.batches:
+                    run = {**common, "batch": batch, "dtype": dtype, "runtime": runtime, "task": "inference"}
+                    runs.append(partial(inference, run, args))
+        for dtype in args.dtypes if "training" in args.tasks else []:
+            run = {
+                **common,
+                "batch": max(args.batches),
+                "dtype": dtype,
+                "runtime": "eager",
+                "task": "training",
+            }
+            runs.append(partial(training, run, args))
     return runs
 
 
@@ -235,8 +237,6 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.short:
         args.models, args.runtimes, args.tasks = ["s"], ["eager"], ["inference"]
-    if "inference" not in args.tasks:
-        args.runtimes = []
     return args
 
 

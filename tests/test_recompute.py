@@ -91,7 +91,7 @@ def test_activation_bytes(tmp_path: Path) -> None:
     timms = alive(theirs, tmp_path)
     assert timms > 8e6
     ours.set_grad_checkpointing()
-    assert alive(ours, tmp_path) <= 0.38 * timms
+    assert alive(ours, tmp_path) <= 0.33 * timms
     ours.set_grad_checkpointing(mode="block")
     assert alive(ours, tmp_path) <= 0.08 * timms
 

@@ -13,7 +13,7 @@ PRODUCTS = {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
 
 
 def recompute(block: nn.Module, x: torch.Tensor, mode: str) -> torch.Tensor:
-    """``block(x)``, keeping the products of its linear layers ('selective') or nothing but x ('block')."""
+    """``block(x)``, keeping the products of its widening layers ('selective') or nothing but x ('block')."""
     if mode == "block":
         return checkpoint(block, x)
     contexts = partial(create_selective_checkpoint_contexts, keep_products)
@@ -22,8 +22,13 @@ def recompute(block: nn.Module, x: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Most of a block's arithmetic is kept; norms, GELU and gate, which take most of its memory, are not."""
-    return CheckpointPolicy.MUST_SAVE if op in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+    """The products are most of a block's arithmetic; norms, GELU and gate take most of its memory."""
+    if op in PRODUCTS:
+        inputs, outputs = args[-1].shape
+        # A block's last product, back to its width, need not be kept: nothing in the backward pass asks for it.
+        if outputs > inputs:
+            return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def check_mode(mode: str) -> None:

@@ -1,0 +1,99 @@
+"""Top-1, size and speed of a trained gMLP in ONNX Runtime, before and after quantisation to 8 bits.
+
+    python benchmarks/int8.py CHECKPOINT DATA [--images N]
+
+DATA is a folder of one folder a class. Its first N images in the order of a seeded permutation are the test; the
+static kind is calibrated on the next 256. Both kinds leave the stem's convolution as it is.
+"""
+
+import argparse
+import datetime
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnxruntime
+import torch
+from clock import take_turns
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantType,
+    quant_pre_process,
+    quantize_dynamic,
+    quantize_static,
+)
+from torch.utils.data import DataLoader, Dataset, Subset
+from torchvision import datasets, transforms
+from tqdm import tqdm
+
+from gmlp_vision.export import export_checkpoint
+
+OPERATIONS = ["MatMul", "Gemm"]
+MEAN = STD = (0.5, 0.5, 0.5)
+
+
+class Batches(CalibrationDataReader):
+    """The calibration images, one batch at a time, as ONNX Runtime asks for them."""
+
+    def __init__(self, images: Dataset) -> None:
+        self.batches: Iterator = iter(DataLoader(images, batch_size=32))
+
+    def get_next(self) -> dict | None:
+        batch = next(self.batches, None)
+        return None if batch is None else {"image": batch[0].numpy()}
+
+
+def quantised(path: Path, calibration: Dataset) -> dict[str, Path]:
+    """The exported file, and its two 8-bit kinds, each written beside it."""
+    prepared, dynamic, static = (path.with_stem(name) for name in ("prepared", "dynamic", "static"))
+    quant_pre_process(path, prepared)
+    chosen = {"op_types_to_quantize": OPERATIONS, "weight_type": QuantType.QInt8, "per_channel": True}
+    quantize_dynamic(prepared, dynamic, **chosen)
+    quantize_static(prepared, static, Batches(calibration), **chosen)
+    return {"fp32": path, "int8, dynamic": dynamic, "int8, static": static}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint")
+    parser.add_argument("data", help="folder of one folder a class")
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = args.threads
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        export_checkpoint(args.checkpoint, path, "onnx", dynamic_batch=True)
+        size = onnxruntime.InferenceSession(path).get_inputs()[0].shape[2:]
+        steps = [transforms.Resize(size, transforms.InterpolationMode.BICUBIC), transforms.ToTensor()]
+        images = datasets.ImageFolder(
+            args.data, transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
+        )
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
+        files = quantised(path, Subset(images, order[args.images : args.images + 256]))
+        sessions = {name: onnxruntime.InferenceSession(file, options) for name, file in files.items()}
+        sizes = {name: file.stat().st_size for name, file in files.items()}
+
+    right = dict.fromkeys(sessions, 0)
+    loader = DataLoader(Subset(images, order[: args.images]), batch_size=128)
+    for x, labels in tqdm(loader, desc="top-1"):
+        for name, session in sessions.items():
+            right[name] += (
+                (session.run(None, {"image": x.numpy()})[0].argmax(1) == labels.numpy()).sum().item()
+            )
+    batch = {"image": x[:16].numpy()}
+    calls = {name: lambda s=session: s.run(None, batch) for name, session in sessions.items()}
+    seconds = take_turns(calls, 101, torch.device("cpu"))
+
+    print(f"{datetime.date.today()}, {os.cpu_count()} CPU cores, onnxruntime {onnxruntime.__version__}\n")
+    print("| kind | top-1 | MB | img/s, batch 16 |\n|---|---|---|---|")
+    for name in files:
+        top1 = 100 * right[name] / args.images
+        print(f"| {name} | {top1:.2f} | {sizes[name] / 1e6:.2f} | {16 / seconds[name]:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

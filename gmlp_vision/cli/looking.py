@@ -1,0 +1,56 @@
+"""The command that looks inside: filters."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gmlp_vision.errors import UserError
+
+
+def add_filters(commands: Any) -> None:
+    parser = commands.add_parser(
+        "filters", help="what a network learned about space: statistics, a figure, a page to explore"
+    )
+    parser.add_argument("what", metavar="WHAT", help="file, folder, hf-hub:OWNER/NAME or model name")
+    parser.add_argument("-o", "--out", type=Path, help="figure to write: .png, .pdf or .svg")
+    parser.add_argument(
+        "--draw",
+        choices=("filters", "kernels", "stats", "units"),
+        help="of the figure: filters (default), mean kernels, statistics over depth, hidden units of a mixer",
+    )
+    parser.add_argument("--layers", help="of the figure, counted from 0: 1,5,10-20")
+    parser.add_argument("--tokens", help="of the figure: center,corners or grid:4 or ROW,COLUMN;...")
+    parser.add_argument("--scale", help="what in the figure shares one: figure, layer or picture")
+    parser.add_argument("--stats", type=Path, help="statistics to write: .csv or .json")
+    parser.add_argument("--html", type=Path, help="page to write: one file, no network needed to open it")
+    parser.add_argument("--image", type=Path, help="picture to lay under the grid of the page")
+    parser.add_argument("--grid", type=int, nargs=2, metavar=("H", "W"), help="of the tokens, if not known")
+    parser.add_argument(
+        "--weights", choices=("raw", "ema"), default="auto", help="(default: ema where there is)"
+    )
+    parser.set_defaults(call=_filters)
+
+
+def _filters(args: argparse.Namespace) -> None:
+    from gmlp_vision.filters import extract, format_stats, plot, save_figure, write_explorer, write_stats
+    from gmlp_vision.filters.table import untrained_notice
+
+    if not args.out and (args.draw or args.layers or args.tokens or args.scale):
+        raise UserError("--draw, --layers, --tokens and --scale are of the figure: name it with -o FILE.png")
+    if args.image and not args.html:
+        raise UserError("--image lies under the grid of the page: name it with --html FILE.html")
+    bank = extract(args.what, tuple(args.grid) if args.grid else None, args.weights)
+    stats = bank.stats()
+    print(bank)
+    print(format_stats(stats))
+    if notice := untrained_notice(stats):
+        print(notice)
+    if args.out:
+        save_figure(plot(bank, args.draw or "filters", args.layers, args.tokens, args.scale), args.out)
+        print(f"wrote {args.out}")
+    if args.stats:
+        write_stats(stats, args.stats)
+        print(f"wrote {args.stats}")
+    if args.html:
+        error = write_explorer(bank, args.html, args.image)
+        print(f"wrote {args.html}: {args.html.stat().st_size / 1e6:.1f} MB, weights within {error:.1g}")

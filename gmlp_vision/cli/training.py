@@ -1,0 +1,74 @@
+"""The commands that train, or run what trains: demo, recipe, run."""
+
+import argparse
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def add_demo(commands: Any) -> None:
+    parser = commands.add_parser(
+        "demo", help="train a small gMLP on scikit-learn's digits, in about a minute"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/demo"), help="folder to make (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=40, help="passes over the images (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights and augmentation (default: %(default)s)"
+    )
+    parser.set_defaults(call=_demo)
+
+
+def _demo(args: argparse.Namespace) -> None:
+    from gmlp_vision.demo import run_demo
+
+    result = run_demo(args.output, args.epochs, args.seed)
+    moved = ", ".join(f"{ratio:,.0f}" for ratio in result.moved)
+    print(f"accuracy on {result.test_images} test images, a stratified quarter that was not trained on:")
+    print(f"  gMLP                 {result.accuracy:.4f}   ({result.epochs} epochs, {result.seconds:.0f} s)")
+    print(f"  logistic regression  {result.logistic_regression:.4f}   (on the 8 x 8 pixels)")
+    print(f"W has grown from its init (root mean square 1e-6), block by block: {moved} times")
+    print(f"{args.output}/filters.png shows it: row i of W as a kernel over the 8 x 8 tokens")
+    print(f'the model again: timm.create_model("local-dir:{args.output}", pretrained=True)')
+
+
+def add_recipe(commands: Any) -> None:
+    parser = commands.add_parser(
+        "recipe", help="list the recipes for timm's train.py, or print the path of one"
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="print its path, for train.py --config")
+    parser.set_defaults(call=_recipe)
+
+
+def _recipe(args: argparse.Namespace) -> None:
+    from gmlp_vision.recipes import find_recipe, recipe_title, recipes
+
+    if args.name:
+        print(find_recipe(args.name))
+    else:
+        for name, path in recipes().items():
+            print(f"{name:<22}{recipe_title(path)}")
+
+
+def add_run(commands: Any) -> None:
+    from gmlp_vision.run import add_arguments
+
+    parser = commands.add_parser(
+        "run", help="run a script of timm (validate.py, inference.py, ...) with these models"
+    )
+    add_arguments(parser)
+    parser.set_defaults(call=_run)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from gmlp_vision.run import find_script, run_script
+
+    script = find_script(args.script)
+    try:
+        run_script(script, args.args)
+    except Exception:  # the script's, not this command's: its traceback is wanted whole
+        traceback.print_exc()
+        raise SystemExit(1) from None
