@@ -66,7 +66,8 @@ def upward(module: str, source: str) -> list[str]:
             continue
         room = imported.removeprefix("gmlp_vision").lstrip(".")
         inner = f"{room}.{name}".strip(".")
-        if (ROOT / inner.replace(".", "/")).with_suffix(".py").exists():
+        place = ROOT / inner.replace(".", "/")
+        if place.is_dir() or place.with_suffix(".py").exists():
             room = inner
         if rank(room) > rank(module):
             found.append(room)
