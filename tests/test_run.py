@@ -107,7 +107,8 @@ def test_two_processes_under_torchrun(checkout: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["gradients 0 True", "gradients 1 True"]
+    said = [line for line in done.stdout.splitlines() if line.startswith("gradients")]  # gloo may speak too
+    assert sorted(said) == ["gradients 0 True", "gradients 1 True"]
 
 
 def test_a_script_runs_as_main_with_its_arguments(
