@@ -2,7 +2,7 @@
 
     python benchmarks/int8.py CHECKPOINT DATA [--images N]
 
-DATA is a folder of one folder a class. Its first N images in the order of a seeded permutation are the test; the
+DATA has one folder a class. Its first N images in the order of a seeded permutation are the test; the
 static kind is calibrated on the next 256. Both kinds leave the stem's convolution as it is.
 """
 

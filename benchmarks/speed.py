@@ -6,7 +6,7 @@
 
 A line of the table is one kind of run of one of our variants. In it all contenders take turns in one process;
 a figure is the median of the rounds. "of bound" is our images per second as a part of those that the model's
-multiply-adds would allow at the rate of a product of 2048 x 2048 matrices, in the same runtime, dtype and turns.
+multiply-adds would allow at the rate of a product of 2048 x 2048 matrices in the same runtime and turns.
 
 On a CPU every line is measured under glibc's allocator as it is and with its thresholds raised
 (docs/speed.md), each in a process of its own.

@@ -46,7 +46,7 @@ def run(path: Path, x: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.9's own export.load
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.9
 @pytest.mark.parametrize("format", FORMATS)
 def test_any_batch(format: str, tmp_path: Path) -> None:
     model, path = tiny(), tmp_path / f"model{FORMATS[format].suffix}"

@@ -25,7 +25,7 @@ def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoin
     """The products are most of a block's arithmetic; norms, GELU and gate take most of its memory."""
     if op in PRODUCTS:
         inputs, outputs = args[-1].shape
-        # A block's last product, back to its width, need not be kept: nothing in the backward pass asks for it.
+        # a block's last product, back to its width, is kept by nobody: the backward pass does not ask for it
         if outputs > inputs:
             return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
