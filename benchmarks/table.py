@@ -50,7 +50,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cpu": f"{cpu}, {os.cpu_count()} cores",
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "versions": {"python": platform.python_version(), **{p: installed(p) for p in packages}},
-        "import_seconds": import_seconds(),
     }
 
 
