@@ -1,4 +1,4 @@
-"""The README does what it says: its Python runs, its commands and links exist."""
+"""The README does what it says: its Python runs, commands and links exist; so do other pages' commands."""
 
 import re
 import shlex
@@ -11,15 +11,17 @@ from gmlp_vision.recipes import find_recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+# The other pages have tests of their own, which run their commands.
+PAGES = README + (ROOT / "train" / "README.md").read_text() + (ROOT / "docs" / "speed.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
     """Each `gmlp-vision` call of the shell blocks."""
-    return re.findall(r"(?<![\w\"/-])gmlp-vision ([^\n&|)#]+)", "\n".join(blocks("sh")))
+    return re.findall(r"(?<![\w\"/-])gmlp-vision ([^\n&|)#\"]+)", "\n".join(blocks("sh", PAGES)))
 
 
 def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +45,7 @@ def test_no_placeholder_is_left() -> None:
 
 
 def test_there_are_commands() -> None:
-    assert {c.split()[0] for c in commands()} >= {"demo", "recipe", "run"}
+    assert {c.split()[0] for c in commands()} >= {"demo", "export", "filters", "recipe", "run"}
 
 
 def test_files_that_the_readme_names_exist() -> None:

@@ -77,8 +77,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.T
     """``x weight^T + bias`` over the last dimension, in a new tensor."""
     if x.dtype != torch.float32 or x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return functional.linear(x, weight, bias)
-    # In float32 torch gives a linear layer to MKL, which leaves half of the vector units of a CPU that is not
-    # Intel's idle, and a 1 x 1 convolution to oneDNN, which does not. One picture of tokens, channels last:
+    # In float32 torch gives a linear layer to MKL, which is slow on a CPU not of Intel's (docs/speed.md),
+    # and a 1 x 1 convolution to oneDNN, which is not. One picture of tokens, channels last:
     pixels = x.reshape(1, x.shape[0], -1, x.shape[-1]).permute(0, 3, 1, 2)
     y = functional.conv2d(pixels, weight[:, :, None, None], bias)
     return y.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
