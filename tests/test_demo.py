@@ -93,7 +93,9 @@ def test_without_scikit_learn_the_error_says_what_to_install(
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing_and_no_traceback(tmp_path: Path) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([COMMAND, "demo"], cwd=tmp_path, **pipes) as process:
+    # A job in the background of a shell is started deaf to Ctrl-C, and its children inherit that.
+    hear = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen([COMMAND, "demo"], cwd=tmp_path, **pipes, **hear) as process:
         shown = ""
         while "batch" not in shown:
             shown += process.stderr.read(1)
