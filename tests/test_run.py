@@ -55,7 +55,7 @@ total = model.module.head.weight.grad.sum()
 both = [torch.zeros(()) for _ in range(2)]
 dist.all_gather(both, total)
 # one write for each line: torchrun's processes are unbuffered and share the pipe
-print(f"gradients {dist.get_rank()} {bool(both[0] == both[1] != 0)}\n", end="")
+print(f"gradients {dist.get_rank()} {bool(both[0] == both[1] != 0)}\\n", end="")
 dist.destroy_process_group()
 """
 
