@@ -19,6 +19,10 @@ from gmlp_vision.errors import UserError
 from gmlp_vision.export import FORMATS, export_model
 
 
+# torch 2.9 says so of its own torch.export.load
+pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in timm's local-dir form."""
@@ -46,7 +50,6 @@ def run(path: Path, x: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.9
 @pytest.mark.parametrize("format", FORMATS)
 def test_any_batch(format: str, tmp_path: Path) -> None:
     model, path = tiny(), tmp_path / f"model{FORMATS[format].suffix}"
