@@ -18,7 +18,6 @@ from gmlp_vision.cli import main
 from gmlp_vision.errors import UserError
 from gmlp_vision.export import FORMATS, export_model
 
-
 # torch 2.9 says so of its own torch.export.load
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 
