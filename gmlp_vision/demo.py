@@ -21,7 +21,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-import gmlp_vision.models  # noqa: F401  registers the model
 from gmlp_vision.atomic import new_folder
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract, plot_filters, save_figure

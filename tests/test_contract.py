@@ -8,7 +8,7 @@ import timm
 import torch
 from timm.models import create_feature_extractor
 from timm.optim import create_optimizer_v2
-from tiny import NAMES, images, perturb, same, tiny
+from tiny import NAMES, TINY, images, perturb, same, tiny
 from torch import nn
 
 every_name = pytest.mark.parametrize("name", NAMES)
@@ -245,9 +245,7 @@ def test_bf16_autocast(name: str) -> None:
 @every_name
 def test_copies_are_equal(name: str) -> None:
     model = tiny(name)
-    restored = timm.create_model(
-        name, **{"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
-    )
+    restored = timm.create_model(name, **TINY)
     restored.load_state_dict(model.state_dict())
     for twin in (restored.eval(), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         same(twin(images()), model(images()))

@@ -61,6 +61,28 @@ class SpatialProjection(nn.Module):
         return f"grid_size={self.grid_size}"
 
 
+class Kept(NamedTuple):
+    """What has been carried to other grids from W and b as they were then."""
+
+    # The very storages of W and b, which keeps their addresses from being given to other tensors meanwhile.
+    sources: tuple[torch.Tensor, ...]
+    versions: tuple[int, ...]
+    operators: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def of(cls, *parameters: torch.Tensor) -> "Kept":
+        return cls(tuple(p.detach() for p in parameters), tuple(p._version for p in parameters), {})
+
+    def holds(self, *parameters: torch.Tensor) -> bool:
+        """Whether these are still the tensors it was made from, unchanged."""
+        return self.versions == tuple(p._version for p in parameters) and all(
+            source.data_ptr() == p.data_ptr() for source, p in zip(self.sources, parameters, strict=True)
+        )
+
+
+NOTHING_KEPT = Kept((), (), {})
+
+
 class DynamicSpatialProjection(SpatialProjection):
     """The same map on whatever grid its input has: W and b, which belong to `grid_size`, are carried there.
 
@@ -76,14 +98,7 @@ class DynamicSpatialProjection(SpatialProjection):
     # Kept for this many grids, the last ones made. For 576 tokens in float32 each takes 1.3 MB a layer.
     MAX_KEPT = 16
 
-    def __init__(
-        self,
-        grid_size: tuple[int, int],
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(grid_size, device=device, dtype=dtype)
-        self.kept = NOTHING_KEPT
+    kept = NOTHING_KEPT
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.operator((x.shape[1], x.shape[2]))
@@ -133,28 +148,6 @@ class DynamicSpatialProjection(SpatialProjection):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "kept": NOTHING_KEPT}  # for deepcopy and pickle
-
-
-class Kept(NamedTuple):
-    """What has been carried to other grids from W and b as they were then."""
-
-    # The very storages of W and b, which keeps their addresses from being given to other tensors meanwhile.
-    sources: tuple[torch.Tensor, ...]
-    versions: tuple[int, ...]
-    operators: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
-
-    @classmethod
-    def of(cls, *parameters: torch.Tensor) -> "Kept":
-        return cls(tuple(p.detach() for p in parameters), tuple(p._version for p in parameters), {})
-
-    def holds(self, *parameters: torch.Tensor) -> bool:
-        """Whether these are still the tensors it was made from, unchanged."""
-        return self.versions == tuple(p._version for p in parameters) and all(
-            source.data_ptr() == p.data_ptr() for source, p in zip(self.sources, parameters, strict=True)
-        )
-
-
-NOTHING_KEPT = Kept((), (), {})
 
 
 def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
