@@ -1,5 +1,6 @@
 """Time, taken in turns: A B A B ..., so that a busy moment of the machine falls on all alike."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -8,13 +9,19 @@ import torch
 
 
 def take_turns(
-    calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
+    calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device, limit: float = math.inf
 ) -> dict[str, float]:
-    """The median seconds of each call, over rounds that call all of them once, after one to warm up."""
+    """The median seconds of each call, over rounds that call all of them once, after one to warm up.
+
+    No round starts later than `limit` seconds after the first; there may then be fewer rounds.
+    """
     for call in calls.values():
         call()
     taken: dict[str, list[float]] = {name: [] for name in calls}
+    start = time.monotonic()
     for _ in range(rounds):
+        if time.monotonic() - start > limit:
+            break
         for name, call in calls.items():
             taken[name].append(seconds(call, device))
     return {name: statistics.median(times) for name, times in taken.items()}

@@ -10,6 +10,7 @@ from torch import nn
 from gmlp_vision.export import write_onnx
 
 Run = Callable[[], object]
+Maker = Callable[[nn.Module, torch.Tensor], Run]
 
 
 def eager(model: nn.Module, x: torch.Tensor) -> Run:
@@ -63,7 +64,7 @@ def _openvino(model: nn.Module, x: torch.Tensor, precision: str) -> Run:
 
 
 # (runtime, dtype): its maker. Where the maker sets the precision itself, it gets a float32 model.
-CPU: dict[tuple[str, str], Callable[[nn.Module, torch.Tensor], Run]] = {
+CPU: dict[tuple[str, str], Maker] = {
     ("eager", "fp32"): eager,
     ("eager", "bf16"): eager,
     ("compile", "fp32"): compiled,
@@ -72,7 +73,7 @@ CPU: dict[tuple[str, str], Callable[[nn.Module, torch.Tensor], Run]] = {
     ("openvino", "fp32"): openvino,
     ("openvino", "bf16"): openvino_bf16,
 }
-CUDA: dict[tuple[str, str], Callable[[nn.Module, torch.Tensor], Run]] = {
+CUDA: dict[tuple[str, str], Maker] = {
     (runtime, dtype): make
     for runtime, make in (("eager", eager), ("compile", compiled), ("cuda graphs", cuda_graphs))
     for dtype in ("fp32", "tf32", "bf16")

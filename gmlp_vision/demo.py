@@ -25,11 +25,13 @@ from gmlp_vision.atomic import new_folder
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract, plot_filters, save_figure
 
-# 8 x 8 tokens of 2 x 2 pixels. Saved too, since `create_model("local-dir:...")` makes the model from it.
+# Both have 8 x 8 tokens. Saved too, since `create_model("local-dir:...")` makes the model from them.
 MODEL = "gmlp_pico4"
 MODEL_ARGS: dict[str, Any] = {
     "img_size": 16, "patch_size": 2, "in_chans": 1, "num_classes": 10, "depth": 4, "embed_dim": 64
 }  # fmt: skip
+PRETRAINED_ARGS: dict[str, Any] = {"img_size": 32, "in_chans": 1, "num_classes": 10}
+EPOCHS, PRETRAINED_EPOCHS = 40, 5
 BATCH_SIZE = 64
 WARMUP_EPOCHS = 2
 MEAN = STD = (0.5,)
@@ -41,6 +43,8 @@ class DemoResult:
 
     Attributes:
         accuracy: Share of the test quarter that the gMLP gets right.
+        from_scratch: The same for the same model on the same budget without the pretrained weights, where
+            there were any.
         logistic_regression: The same for logistic regression on the 8 x 8 pixels.
         test_images: Size of the test quarter.
         moved: For each block, the root mean square of W, over what it was at init (1e-6).
@@ -48,6 +52,7 @@ class DemoResult:
     """
 
     accuracy: float
+    from_scratch: float | None
     logistic_regression: float
     test_images: int
     moved: list[float]
@@ -57,11 +62,12 @@ class DemoResult:
 
 
 class Digits(Dataset[tuple[Any, int]]):
-    """scikit-learn's digits, upsampled to 16 x 16. timm's loader sets `transform`."""
+    """scikit-learn's digits, upsampled to `size` x `size` pixels. timm's loader sets `transform`."""
 
-    def __init__(self, pixels: Any, labels: Any) -> None:
+    def __init__(self, pixels: Any, labels: Any, size: int) -> None:
+        self.size = size
         self.images = [
-            Image.fromarray((image * 15.9375).astype("uint8")).resize((16, 16), Image.Resampling.BICUBIC)
+            Image.fromarray((image * 15.9375).astype("uint8")).resize((size, size), Image.Resampling.BICUBIC)
             for image in pixels  # 0 to 16
         ]
         self.labels = [int(label) for label in labels]
@@ -74,34 +80,39 @@ class Digits(Dataset[tuple[Any, int]]):
         return self.transform(self.images[index]), self.labels[index]
 
 
-def run_demo(output: Path, epochs: int = 40, seed: int = 0) -> DemoResult:
+def run_demo(output: Path, epochs: int | None = None, seed: int = 0, pretrained: bool = False) -> DemoResult:
     """Trains, tests, draws, and saves all of it into one new folder.
 
     Args:
         output: The folder to make. In it: `config.json` and `model.safetensors` (what `local-dir:` loads),
             `filters.png`, `result.json`.
-        epochs: Passes over the training images, at least 3.
+        epochs: Passes over the training images, at least 3; None for 40, or 5 from pretrained weights.
         seed: Of the weights and the augmentation; the split is always the same.
+        pretrained: Whether to start from this package's CIFAR-10 weights, which take a larger model; the same
+            model is then trained from scratch too.
 
     Raises:
         UserError: scikit-learn is missing, or `output` exists already.
         ValueError: Too few epochs.
     """
+    if epochs is None:
+        epochs = PRETRAINED_EPOCHS if pretrained else EPOCHS
     if epochs <= WARMUP_EPOCHS:
         raise ValueError(f"epochs is {epochs}; expected more than the {WARMUP_EPOCHS} of warm-up")
+    model_args = PRETRAINED_ARGS if pretrained else MODEL_ARGS
     output.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(output) as folder:  # before the training, so that a name that is taken is told at once
-        train, test, baseline = load_digits()
-        random_seed(seed)
-        model = timm.create_model(MODEL, **MODEL_ARGS)
-
+        train, test, baseline = load_digits(model_args["img_size"])
         start = time.monotonic()
-        train_model(model, loader(train, is_training=True), epochs)
+        model = trained_model(model_args, train, epochs, seed, pretrained)
         seconds = time.monotonic() - start
 
+        test_batches = loader(test, is_training=False)
+        scratch = trained_model(model_args, train, epochs, seed) if pretrained else None
         bank = extract(model)
         result = DemoResult(
-            accuracy=accuracy(model, loader(test, is_training=False)),
+            accuracy=accuracy(model, test_batches),
+            from_scratch=None if scratch is None else accuracy(scratch, test_batches),
             logistic_regression=baseline,
             test_images=len(test),
             moved=[layer.moved for layer in bank.stats()],
@@ -111,15 +122,19 @@ def run_demo(output: Path, epochs: int = 40, seed: int = 0) -> DemoResult:
         )
         data_config = {"mean": MEAN, "std": STD, "crop_pct": 1.0}
         save_for_hf(
-            model, str(folder), model_args=MODEL_ARGS, data_config=data_config, safe_serialization=True
+            model, str(folder), model_args=model_args, data_config=data_config, safe_serialization=True
         )
         save_figure(plot_filters(bank), folder / "filters.png")
         (folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
     return result
 
 
-def load_digits() -> tuple[Digits, Digits, float]:
-    """Training images, a fixed stratified quarter for testing, logistic regression's accuracy on it."""
+def load_digits(size: int) -> tuple[Digits, Digits, float]:
+    """Training images, a fixed stratified quarter for testing, logistic regression's accuracy on it.
+
+    Args:
+        size: Of the images, in pixels; the regression has the 8 x 8 of the original.
+    """
     try:
         from sklearn import datasets, linear_model, model_selection
     except ImportError as error:
@@ -133,7 +148,7 @@ def load_digits() -> tuple[Digits, Digits, float]:
     classifier = linear_model.LogisticRegression(max_iter=1000)
     classifier.fit(train_x.reshape(len(train_x), -1) / 16, train_y)
     baseline = classifier.score(test_x.reshape(len(test_x), -1) / 16, test_y)
-    return Digits(train_x, train_y), Digits(test_x, test_y), float(baseline)
+    return Digits(train_x, train_y, size), Digits(test_x, test_y, size), float(baseline)
 
 
 def loader(dataset: Digits, is_training: bool) -> DataLoader[Any]:
@@ -141,7 +156,7 @@ def loader(dataset: Digits, is_training: bool) -> DataLoader[Any]:
     any_dataset: Any = dataset  # its annotation names timm's own datasets; what it needs is a `transform`
     return create_loader(
         any_dataset,
-        input_size=(1, 16, 16),
+        input_size=(1, dataset.size, dataset.size),
         batch_size=BATCH_SIZE,
         is_training=is_training,
         scale=(0.7, 1.0),
@@ -156,6 +171,17 @@ def loader(dataset: Digits, is_training: bool) -> DataLoader[Any]:
         use_prefetcher=False,
         persistent_workers=False,
     )
+
+
+def trained_model(
+    model_args: dict[str, Any], train: Digits, epochs: int, seed: int, pretrained: bool = False
+) -> nn.Module:
+    random_seed(seed)
+    model: Any = timm.create_model(MODEL, pretrained=pretrained, **model_args)
+    if pretrained:
+        model.reset_classifier(model_args["num_classes"])  # as many classes, but others
+    train_model(model, loader(train, is_training=True), epochs)
+    return model
 
 
 def train_model(model: nn.Module, batches: DataLoader[Any], epochs: int) -> None:

@@ -16,10 +16,9 @@ import timm
 import torch
 from torch import nn
 
-from gmlp_vision.checkpoints import convert_file
+from gmlp_vision.checkpoints import DTYPES, convert_file
 from gmlp_vision.errors import UserError
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # The largest difference of a logit that passes, as a part of the spread between images.
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.3}
 

@@ -1,19 +1,14 @@
-"""The recipes for timm's train.py, and where they lie.
-
-In a checkout, so in an editable install too: `train/` at the root. In a wheel: `gmlp_vision/train/`.
-"""
+"""The recipes for timm's train.py."""
 
 from pathlib import Path
 
 from gmlp_vision.errors import UserError
+from gmlp_vision.shipped import shipped
 
 
 def recipes() -> dict[str, Path]:
     """The path of each recipe by its name, in alphabetical order."""
-    package = Path(__file__).resolve().parent
-    installed = package / "train"
-    folder = installed if installed.is_dir() else package.parent / "train"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(shipped("train").glob("*.yaml"))}
 
 
 def find_recipe(name: str) -> Path:

@@ -15,7 +15,7 @@ import timm
 import torch
 from tiny import same_weights, tiny
 
-from gmlp_vision.checkpoints import convert_file, describe, read_checkpoint
+from gmlp_vision.checkpoints import DTYPES, convert_file, describe, read_checkpoint
 from gmlp_vision.checkpoints.convert import from_ours
 from gmlp_vision.checkpoints.save import save_file
 from gmlp_vision.checkpoints.sizes import read_sizes
@@ -55,6 +55,32 @@ def test_the_files_own_precision_stays(dtype: torch.dtype, tmp_path: Path) -> No
     torch.save(state, tmp_path / "in.pth")
     convert_file(tmp_path / "in.pth", tmp_path / "out.safetensors")
     assert same_weights(read_checkpoint(tmp_path / "out.safetensors").state_dict, state)
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.pth", "folder"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_precision_is_rounded_to_after_resampling(dtype: str, name: str, tmp_path: Path) -> None:
+    state = tiny().double().state_dict()
+    torch.save(state, tmp_path / "in.pth")
+    convert_file(tmp_path / "in.pth", tmp_path / name, dtype=dtype, img_size=(48, 48))
+    found = read_checkpoint(tmp_path / name).state_dict
+    assert {tensor.dtype for tensor in found.values()} == {DTYPES[dtype]}
+    assert torch.equal(found[W], resample_operator(state[W], (4, 4), (6, 6)).to(DTYPES[dtype]))
+
+
+def test_a_precision_that_cannot_hold_the_numbers_is_refused(source: Path, tmp_path: Path) -> None:
+    state = tiny().state_dict()
+    state["head.weight"][0, 0] = 1e5
+    torch.save(state, source)
+    with pytest.raises(UserError, match=r"fp16 cannot hold the numbers of head.weight; take another dtype"):
+        convert_file(source, tmp_path / "out.pth", dtype="fp16")
+    assert not (tmp_path / "out.pth").exists()
+    state["head.weight"][0, :2] = 1e-9
+    torch.save(state, source)
+    report = convert_file(source, tmp_path / "out.pth", dtype="fp16")
+    assert "2 numbers were too small for fp16 and became 0" in report.notes
+    with pytest.raises(ValueError, match="dtype is 'int8'; expected one of fp32, fp16, bf16"):
+        convert_file(source, tmp_path / "out.pth", dtype="int8")
 
 
 def test_size_and_classes(source: Path, tmp_path: Path) -> None:
@@ -251,7 +277,7 @@ def test_info_about_a_name_downloads_nothing() -> None:
     assert said["parameters"] == "19,422,656"
     assert said["grid"] == "14 x 14 tokens, by the input_size of the model's pretrained cfg"
     assert said["weights"] == "hf-hub:timm/gmlp_s16_224.ra3_in1k"
-    assert describe("gmlp_pico4")["weights"] == "none released"
+    assert describe("gmlp_b16")["weights"] == "none released"
 
 
 # -- the command ---------------------------------------------------------------------------------------------

@@ -10,9 +10,18 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from tiny import same_weights
 
 from gmlp_vision import cli, load_checkpoint
-from gmlp_vision.demo import MODEL_ARGS, accuracy, load_digits, loader, run_demo
+from gmlp_vision.demo import (
+    MODEL_ARGS,
+    PRETRAINED_ARGS,
+    accuracy,
+    load_digits,
+    loader,
+    run_demo,
+    trained_model,
+)
 from gmlp_vision.errors import UserError
 
 COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
@@ -41,7 +50,7 @@ def test_demo_keeps_its_promise(tmp_path: Path) -> None:
     assert f"{result['accuracy']:.4f}" in done.stdout
 
     model = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    assert accuracy(model, loader(load_digits()[1], is_training=False)) == result["accuracy"]
+    assert accuracy(model, loader(load_digits(16)[1], is_training=False)) == result["accuracy"]
 
     # every later command reads it
     for command in (["info"], ["filters"], ["convert", str(tmp_path / "c.pth")]):
@@ -51,9 +60,33 @@ def test_demo_keeps_its_promise(tmp_path: Path) -> None:
     assert not report.dropped
 
 
+@pytest.mark.slow
+def test_pretrained_weights_are_worth_their_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "demo"
+    assert cli.main(["demo", "--pretrained", "--output", str(output)]) == 0
+    result = json.loads((output / "result.json").read_text())
+    assert result["accuracy"] >= 0.97
+    assert result["from_scratch"] < result["accuracy"] - 0.02
+    assert f"{result['from_scratch']:.4f}" in capsys.readouterr().out
+    model = timm.create_model(f"local-dir:{output}", pretrained=True)
+    assert accuracy(model, loader(load_digits(32)[1], is_training=False)) == result["accuracy"]
+
+
+def test_the_pretrained_start_is_the_shipped_weights_without_their_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gmlp_vision.demo.train_model", lambda model, batches, epochs: None)
+    start = trained_model(PRETRAINED_ARGS, load_digits(32)[0], epochs=3, seed=0, pretrained=True)
+    assert start.head.weight.abs().max() == 0
+    shipped = timm.create_model("gmlp_pico4", pretrained=True, in_chans=1).state_dict()
+    assert same_weights(start, shipped, but={"head.weight", "head.bias"})
+    fresh = trained_model(PRETRAINED_ARGS, load_digits(32)[0], epochs=3, seed=0)
+    assert not same_weights(fresh, start)
+
+
 def test_the_split_is_fixed_and_stratified() -> None:
-    train, test, _ = load_digits()
-    again = load_digits()[1]
+    train, test, _ = load_digits(16)
+    again = load_digits(16)[1]
     assert (len(train), len(test)) == (1347, 450)
     assert test.labels == again.labels
     assert all(a.tobytes() == b.tobytes() for a, b in zip(test.images, again.images, strict=True))
@@ -63,7 +96,7 @@ def test_the_split_is_fixed_and_stratified() -> None:
 
 
 def test_images_fill_the_range_that_the_model_expects() -> None:
-    batch, labels = next(iter(loader(load_digits()[1], is_training=False)))
+    batch, labels = next(iter(loader(load_digits(16)[1], is_training=False)))
     assert batch.shape == (64, 1, 16, 16)
     assert labels.shape == (64,)
     assert batch.min() == -1
@@ -113,5 +146,5 @@ def test_accuracy_counts_correct_answers() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.one_hot(torch.full((len(x),), 3), 10)
 
-    test = load_digits()[1]
+    test = load_digits(16)[1]
     assert accuracy(Constant(), loader(test, is_training=False)) == pytest.approx(test.labels.count(3) / 450)

@@ -12,11 +12,11 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 # Each room, from the ground up. A module imports from its own room and from rooms of a lower rank.
 GROUND_UP = [
-    {"atomic", "errors", "search_path"},
+    {"atomic", "errors", "search_path", "shipped"},
     {"layers.resample"},
-    {"layers.spatial_projection"},
+    {"layers.channel_projection", "layers.spatial_projection"},
     {"layers.spatial_gating"},
-    {"layers.in_place"},
+    {"layers.chosen_steps"},
     {"layers"},
     {"checkpoints"},
     {"filters"},

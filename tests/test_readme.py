@@ -12,7 +12,8 @@ from gmlp_vision.recipes import find_recipe
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 # The other pages have tests of their own, which run their commands.
-PAGES = README + (ROOT / "train" / "README.md").read_text() + (ROOT / "docs" / "speed.md").read_text()
+OTHERS = ("train/README.md", "docs/training.md", "docs/speed.md")
+PAGES = README + "".join((ROOT / page).read_text() for page in OTHERS)
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -20,8 +21,9 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Each `gmlp-vision` call of the shell blocks."""
-    return re.findall(r"(?<![\w\"/-])gmlp-vision ([^\n&|)#\"]+)", "\n".join(blocks("sh", PAGES)))
+    """Each `gmlp-vision` call of the shell blocks, and at the head of a table's row."""
+    shell = [*blocks("sh", PAGES), *re.findall(r"^\| `(gmlp-vision [^`\n]+)`", PAGES, flags=re.MULTILINE)]
+    return re.findall(r"(?<![\w\"/-])gmlp-vision ([^\n&|)#\"]+)", "\n".join(shell))
 
 
 def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +55,14 @@ def test_files_that_the_readme_names_exist() -> None:
     missing = [link for link in links if not link.startswith("runs/") and not (ROOT / link).exists()]
     assert len(links) > 8
     assert not missing
+
+
+@pytest.mark.parametrize("page", OTHERS)
+def test_links_of_the_other_pages_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\((?!http)([^)]*)\)", (ROOT / page).read_text())
+    for link in links:
+        name, _, section = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), link
+        titles = re.findall(r"^#+ (.+)$", target.read_text(), flags=re.MULTILINE) if section else []
+        assert not section or section in [title.lower().replace(" ", "-") for title in titles], link

@@ -4,12 +4,11 @@ train.py takes any key of a --config file without a word, so a misspelt one does
 options and their types is `data/train_options.yaml`; the script beside it makes that list anew.
 """
 
+import argparse
 import math
-import os
 import random
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ TYPES = {"bool": bool, "dict": dict, "float": float, "int": int, "str": str}
 HEADER = ("reproduces", "expected", "measured", "cost", "command", "CPU", "MPS")
 # survival probability, Table 1
 IMAGENET = {"gmlp_ti16_in1k": 1.00, "gmlp_s16_in1k": 0.95, "gmlp_b16_in1k": 0.80}
-NAMES = [*IMAGENET, "gmlp_finetune", "gmlp_pico4_cifar10", "gmlp_smoke"]
+NAMES = [*IMAGENET, "gmlp_finetune", "gmlp_pico4_10k", "gmlp_pico4_cifar10", "gmlp_smoke"]
 
 
 def has_type(value: object, kind: str) -> bool:
@@ -104,6 +103,55 @@ def test_header_is_complete(name: str) -> None:
     assert f'--config "$(gmlp-vision recipe {name})" --data-dir ' in fields["command"]
 
 
+def train_py_lines() -> list[str]:
+    """What follows train.py in each of its command lines in the pages on training and in the recipes."""
+    pages = [ROOT / "train/README.md", ROOT / "docs/training.md", *recipes().values()]
+    text = "\n".join(path.read_text() for path in pages).replace("\\\n", " ")
+    return re.findall(r"train\.py (-[^\n`]+)", text)
+
+
+def train_py_parser() -> argparse.ArgumentParser:
+    """A parser of the options in the list; abbreviations, which train.py takes, are refused."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config")
+    short = {"batch_size": "-b", "workers": "-j"}
+    for name, kind in OPTIONS.items():
+        if name in ("data", "local_rank"):  # a place on the line, and a thing of launchers
+            continue
+        flags = ["--" + name.replace("_", "-"), *([short[name]] if name in short else [])]
+        if kind == "bool":
+            parser.add_argument(*flags, action="store_true")
+        elif kind == "dict":
+            parser.add_argument(*flags, nargs="*")
+        elif name == "torchcompile":  # its backend may be left out
+            parser.add_argument(*flags, nargs="?", const="inductor")
+        else:
+            item = re.sub(r"list\[(\w+)\]", r"\1", kind)
+            parser.add_argument(*flags, type=TYPES[item], nargs="+" if kind.startswith("list") else None)
+    return parser
+
+
+def test_the_lines_are_found() -> None:
+    lines = train_py_lines()
+    assert len(lines) > 20
+    assert {word for line in lines for word in line.split()} >= {
+        "--grad-accum-steps",
+        "--dataset",
+        "--resume",
+    }
+
+
+@pytest.mark.parametrize("line", train_py_lines())
+def test_train_py_takes_the_line(line: str) -> None:
+    _, unknown = train_py_parser().parse_known_args(shlex.split(line))
+    assert unknown == []
+
+
+def test_an_option_that_train_py_lacks_is_seen() -> None:
+    _, unknown = train_py_parser().parse_known_args(["--lr", "1e-3", "--grad-accum", "2"])
+    assert unknown == ["--grad-accum", "2"]
+
+
 @pytest.mark.parametrize("name", recipes())
 def test_model_exists(name: str) -> None:
     recipe = read(name)
@@ -175,25 +223,3 @@ def test_unknown_name_is_one_line_with_the_names(capsys: pytest.CaptureFixture[s
     assert out == ""
     assert err.count("\n") == 1
     assert all(word in err for word in ("'gmlp_s16'", *NAMES))
-
-
-@pytest.mark.slow
-def test_a_built_wheel_brings_the_recipes(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, capture_output=True)
-    command = "import sys; from gmlp_vision.cli import main; sys.exit(main())"
-    printed = subprocess.run(
-        [sys.executable, "-c", command, "recipe", "gmlp_s16_in1k"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    assert printed == f"{site / 'gmlp_vision' / 'train' / 'gmlp_s16_in1k.yaml'}\n"
-    assert {path.stem for path in (site / "gmlp_vision/train").glob("*.yaml")} == set(recipes())
-    assert Path(printed.strip()).read_bytes() == recipes()["gmlp_s16_in1k"].read_bytes()

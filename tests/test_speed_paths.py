@@ -1,15 +1,20 @@
 """The ways in which a block is computed, against each other, against timm's gMLP and against float64."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
 import timm
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import images, perturb, tiny
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, jvp, vmap
+from torch.profiler import ProfilerActivity, profile
 
-from gmlp_vision.layers.spatial_projection import SpatialProjection
+from gmlp_vision.layers import SpatialProjection, chosen_steps
+from gmlp_vision.layers.channel_projection import HAS_ONEDNN, project_channels, suits_onednn
 from gmlp_vision.models import gmlp
 
 PARTS = ("fc1", "act", "drop1", "gate", "gate.norm", "gate.proj", "norm", "fc2", "drop2")
@@ -17,17 +22,25 @@ INNER = ["norm", "mlp_channels", "drop_path", *(f"mlp_channels.{name}" for name 
 
 
 @pytest.fixture
-def overwritten(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one for each block that works in place."""
-    calls: list[int] = []
-    in_place = gmlp.block_in_place
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Grows by one for each block whose steps were chosen: whether they were written over each other."""
+    calls: list[bool] = []
+    compute = gmlp.in_chosen_steps
 
-    def counted(*args: object) -> torch.Tensor:
-        calls.append(1)
-        return in_place(*args)
+    def noted(*args: object) -> torch.Tensor:
+        calls.append(chosen_steps.may_overwrite())
+        return compute(*args)
 
-    monkeypatch.setattr(gmlp, "block_in_place", counted)
+    monkeypatch.setattr(gmlp, "in_chosen_steps", noted)
     return calls
+
+
+def choices(blocks: int, grad: bool, batch: int = 2) -> list[bool]:
+    """What `chosen` grows by in float32: with gradients, oneDNN is the only reason to choose.
+
+    torch does not take it for one image of this size, nor for none.
+    """
+    return blocks * [not grad] if not grad or (HAS_ONEDNN and batch > 1) else []
 
 
 def timms(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -50,27 +63,91 @@ def timms(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_float32_is_timms(grad: bool, overwritten: list[int]) -> None:
+def test_float32_is_timms(grad: bool, chosen: list[bool]) -> None:
     model = tiny()
     with torch.set_grad_enabled(grad):
         logits, expected = model(images()), timms(model, torch.float32)(images())
-    assert len(overwritten) == (0 if grad else 2)
+    assert chosen == choices(2, grad)
     assert expected.std() > 0.1
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_are_timms() -> None:
-    model = tiny()
-    theirs = timms(model, torch.float32)
-    model(images()).square().sum().backward()
-    theirs(images()).square().sum().backward()
-    for (name, p), q in zip(model.named_parameters(), theirs.parameters(), strict=True):
+def watched(model: nn.Module) -> nn.Module:
+    """With a hook in each block, which is then computed as its equation is written."""
+    for block in model.blocks:
+        block.norm.register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])  # torch takes oneDNN by the batch too
+@pytest.mark.parametrize("change", [None, watched])
+def test_gradients_are_timms(batch: int, change: Callable | None, chosen: list[bool]) -> None:
+    """Against float64: of a sum over a batch, float32 has no one value to a part in 100,000."""
+    model, x = tiny(), images(batch, 3, 32, 32)
+    exact = timms(model, torch.float64)
+    if change:
+        change(model)
+    model(x).square().sum().backward()
+    exact(x.double()).square().sum().backward()
+    assert chosen == ([] if change else choices(2, grad=True, batch=batch))
+    for (name, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
         assert q.grad.abs().max() > 0, name
-        torch.testing.assert_close(p.grad, q.grad, atol=1e-5 * q.grad.abs().max().item(), rtol=1e-5)
+        scale = q.grad.abs().max().item()
+        torch.testing.assert_close(p.grad.double(), q.grad, atol=1e-5 * scale, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 20), st.lists(st.integers(1, 9), min_size=1, max_size=2), *2 * [st.integers(1, 40)])
+def test_the_product_of_the_channels(
+    threads: int, batch: int, tokens: list[int], inputs: int, outputs: int
+) -> None:
+    """Forward and all three gradients, against a product in float64."""
+    draw = torch.Generator().manual_seed(batch)
+    shapes = ((batch, *tokens, inputs), (outputs, inputs), (outputs,))
+    tensors = [torch.randn(shape, generator=draw, requires_grad=True) for shape in shapes]
+    x, weight, bias = exact = [t.detach().double().requires_grad_() for t in tensors]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = project_channels(*tensors)
+        seed = torch.randn(y.shape, generator=draw)
+        found = torch.autograd.grad(y, tensors, seed)
+    finally:
+        torch.set_num_threads(before)
+    expected = x @ weight.T + bias
+    torch.testing.assert_close(y.double(), expected, atol=1e-4, rtol=1e-5)
+    for f, e in zip(found, torch.autograd.grad(expected, exact, seed.double()), strict=True):
+        assert batch == 0 or e.abs().max() > 0
+        torch.testing.assert_close(f.double(), e, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(1, 196, 64), (1, 196, 128), (2, 4, 8), (3, 2, 2, 8), (16, 4, 8)])
+def test_torch_takes_onednn_where_it_is_said_to(shape: tuple[int, ...], threads: int) -> None:
+    """Any other convolution of torch's is slower than a linear layer."""
+    x, weight = torch.randn(shape), torch.randn(6, shape[-1])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            project_channels(x, weight, torch.zeros(6))
+    finally:
+        torch.set_num_threads(before)
+    called = {event.key for event in profiler.key_averages()}
+    for name in ("convolution", "mkldnn_convolution"):
+        assert (f"aten::{name}" in called) == suits_onednn(x), name
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_bfloat16_errs_no_more_than_timms(grad: bool, overwritten: list[int]) -> None:
+def test_a_batch_of_none(grad: bool, chosen: list[bool]) -> None:
+    with torch.set_grad_enabled(grad):
+        assert tiny()(images(0, 3, 32, 32)).shape == (0, 5)
+    assert chosen == choices(2, grad, batch=0)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_bfloat16_errs_no_more_than_timms(grad: bool, chosen: list[bool]) -> None:
     """In root mean square over seeds, by a tenth: of a single draw either may have the better one."""
     ours, theirs = 0.0, 0.0
     for seed in range(16):
@@ -79,17 +156,18 @@ def test_bfloat16_errs_no_more_than_timms(grad: bool, overwritten: list[int]) ->
         with torch.set_grad_enabled(grad):
             theirs += (timms(model, torch.bfloat16)(x) - exact).square().mean().item()
             ours += (model(x) - exact).square().mean().item()
-    assert bool(overwritten) != grad
+    assert chosen == ([] if grad else 32 * [True])
     assert 0 < ours**0.5 <= 1.1 * theirs**0.5
 
 
+@pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("size", [(32, 32), (48, 24)])
-def test_in_place_on_any_grid(size: tuple[int, int], overwritten: list[int]) -> None:
+def test_any_grid(size: tuple[int, int], grad: bool, chosen: list[bool]) -> None:
     model, x = tiny(dynamic_img_size=True), images(2, 3, *size)
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         logits = model(x)
-    assert len(overwritten) == 2
-    torch.testing.assert_close(logits, model(x).detach(), atol=1e-6, rtol=1e-5)
+    assert chosen == choices(2, grad)
+    torch.testing.assert_close(logits, watched(model)(x), atol=1e-6, rtol=1e-5)
 
 
 def test_onnx_gets_a_product_with_w_itself() -> None:
@@ -104,35 +182,35 @@ def test_onnx_gets_a_product_with_w_itself() -> None:
 # -- what others see ----------------------------------------------------------------------------------------
 
 
-def test_the_input_of_a_block_is_left_alone(overwritten: list[int]) -> None:
+def test_the_input_of_a_block_is_left_alone(chosen: list[bool]) -> None:
     block, x = tiny().blocks[0], torch.randn(2, 16, 16)
     before = x.clone()
     with torch.inference_mode():
         y = block(x)
-    assert len(overwritten) == 1
+    assert chosen == [True]
     assert torch.equal(x, before)
     assert not torch.equal(y, before)
 
 
-def test_intermediates_are_not_overwritten_by_later_blocks(overwritten: list[int]) -> None:
+def test_intermediates_are_not_overwritten_by_later_blocks(chosen: list[bool]) -> None:
     model = tiny(depth=3)
     expected = model.forward_intermediates(images(), intermediates_only=True)
     with torch.no_grad():
         found = model.forward_intermediates(images(), intermediates_only=True)
-    assert len(overwritten) == 3
+    assert chosen == choices(3, grad=True) + choices(3, grad=False)
     for f, e in zip(found, expected, strict=True):
         torch.testing.assert_close(f, e.detach(), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_hooks_see_what_they_see_with_gradients(name: str, overwritten: list[int]) -> None:
+def test_hooks_see_what_they_see_with_gradients(name: str, chosen: list[bool]) -> None:
     model, seen = tiny(), []
     module = model.blocks[1].get_submodule(name)
     module.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))  # the tensors, no copies
     with torch.no_grad():
         model(images())
     model(images())
-    assert len(overwritten) == 1  # the block without a hook
+    assert chosen == choices(1, grad=False) + choices(1, grad=True)  # the block without a hook
     (x, y), (expected_x, expected_y) = seen
     torch.testing.assert_close(x, expected_x.detach(), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(y, expected_y.detach(), atol=1e-6, rtol=1e-5)
@@ -143,12 +221,16 @@ def test_pre_hooks_may_change_what_a_part_gets(name: str) -> None:
     model = tiny()
     model.blocks[1].get_submodule(name).register_forward_pre_hook(lambda _, args: (args[0] * 2 + 1,))
     with torch.no_grad():
-        torch.testing.assert_close(model(images()), with_gradients(model), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(images()), as_written(model), atol=1e-5, rtol=1e-5)
 
 
-def with_gradients(model: nn.Module) -> torch.Tensor:
-    with torch.enable_grad():
+def as_written(model: nn.Module) -> torch.Tensor:
+    """The logits as the equation is written: a hook on everything forbids any other steps."""
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
         return model(images()).detach()
+    finally:
+        handle.remove()
 
 
 class Doubled(nn.Linear):
@@ -167,6 +249,25 @@ def global_hook(model: nn.Module) -> Iterator[None]:
 def other_activation(model: nn.Module) -> Iterator[None]:
     for block in model.blocks:
         block.mlp_channels.act = nn.ReLU()
+    yield
+
+
+def no_activation(model: nn.Module) -> Iterator[None]:
+    for block in model.blocks:
+        block.mlp_channels.act = nn.Identity()
+    yield
+
+
+def no_gate(model: nn.Module) -> Iterator[None]:
+    for block in model.blocks:
+        block.mlp_channels.gate = nn.Identity()
+        block.mlp_channels.fc2 = perturb(nn.Linear(96, 16))  # of all of Z
+    yield
+
+
+def norm_after_the_gate(model: nn.Module) -> Iterator[None]:
+    for block in model.blocks:
+        block.mlp_channels.norm = perturb(nn.LayerNorm(48))
     yield
 
 
@@ -205,43 +306,133 @@ def autocast(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
     "change",
-    [global_hook, other_activation, derived_layer, derived_projection, replaced_forward, no_bias, autocast],
+    [
+        global_hook,
+        other_activation,
+        no_activation,
+        no_gate,
+        norm_after_the_gate,
+        derived_layer,
+        derived_projection,
+        replaced_forward,
+        no_bias,
+        autocast,
+    ],
 )
-def test_what_is_not_known_is_called_as_it_is(change: object, overwritten: list[int]) -> None:
+def test_what_is_not_known_is_called_as_it_is(change: object, grad: bool, chosen: list[bool]) -> None:
     model = tiny()
-    plain = with_gradients(model)
+    plain = as_written(model)
     changing = change(model)
     next(changing)
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         logits = model(images())
-    expected = with_gradients(model)
+    expected = as_written(model)
     next(changing, None)
-    assert not overwritten
+    assert not chosen
     torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-5)
     if change is not derived_projection:  # which only keeps
         assert (expected - plain).abs().max() > 1e-4
 
 
-def test_dropout_kept_on_in_eval_mode_stays_random(overwritten: list[int]) -> None:
+def test_dropout_kept_on_in_eval_mode_stays_random(chosen: list[bool]) -> None:
     model = tiny(proj_drop_rate=0.5)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.train()
     with torch.no_grad():
         assert not torch.equal(model(images()), model(images()))
-    assert not overwritten
+    assert not chosen
 
 
-def test_functional_call_sees_its_own_tensors(overwritten: list[int]) -> None:
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("rate", ["drop_path_rate", "proj_drop_rate"])
+def test_a_seed_drops_the_same_with_a_hook_as_without(rate: str, grad: bool, chosen: list[bool]) -> None:
+    model = tiny(drop_path_rule="constant", **{rate: 0.5}).train()
+    torch.manual_seed(1)
+    with torch.set_grad_enabled(grad):
+        logits = model(images())
+    assert chosen == (choices(2, grad) if rate == "drop_path_rate" else [])
+    torch.manual_seed(1)
+    torch.testing.assert_close(logits, as_written(model), atol=1e-5, rtol=1e-5)
+    assert (logits - model.eval()(images())).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_backward_hooks_see_the_gradient_of_a_part(name: str, chosen: list[bool]) -> None:
+    model, seen = tiny(), []
+    model.blocks[1].get_submodule(name).register_full_backward_hook(lambda *args: seen.append(args[2][0]))
+    model(images()).square().sum().backward()
+    assert chosen == choices(1, grad=True)  # the block without a hook
+    assert seen[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_functional_call_sees_its_own_tensors(grad: bool, chosen: list[bool]) -> None:
     model = tiny()
     others = {name: p.detach() + 0.1 for name, p in model.named_parameters()}
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         logits = functional_call(model, others, images())
-    assert not overwritten
+    assert not chosen
     model.load_state_dict(others)
-    torch.testing.assert_close(logits, with_gradients(model), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits, as_written(model), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning")  # of torch, loading jvp
+def test_transforms_of_the_chosen_steps(chosen: list[bool]) -> None:
+    """vmap, forward-mode derivatives and second ones, against those of the steps as written."""
+    block, x = tiny().blocks[0].requires_grad_(False), torch.randn(3, 16, 16)
+    results, counts = [], []
+    for _ in range(2):
+        mapped = vmap(block)(torch.stack([x, x.sin()], dim=1))
+        _, along = jvp(block, (x,), (x.cos(),))
+        _, product = torch.autograd.functional.vhp(lambda t: block(t).square().sum(), x, x.sin())
+        results.append((mapped, along, product))
+        counts.append(len(chosen))
+        block.norm.register_forward_hook(lambda *_: None)
+    assert counts == 2 * [len(choices(3, grad=True))]
+    for found, expected in zip(*results, strict=True):
+        assert expected.std() > 1e-3
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_shapes_alone(grad: bool, chosen: list[bool]) -> None:
+    with torch.set_grad_enabled(grad):
+        assert tiny().to("meta")(images().to("meta")).shape == (2, 5)
+    assert not chosen
+
+
+def operations(model: nn.Module, x: torch.Tensor) -> Counter[str]:
+    """How often each function is called in the graph that torch.compile takes; there is one graph."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph.graph)
+        return graph
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend=backend)(x), model(x))
+    (graph,) = graphs
+    return Counter(
+        getattr(n.target, "__name__", str(n.target)) for n in graph.nodes if n.op.startswith("call")
+    )
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_compiled_the_channels_are_onednns(grad: bool) -> None:
+    """In float32 and where nobody watches; and no step is written over another."""
+    with torch.set_grad_enabled(grad):
+        plain = operations(watched(tiny()), images())
+        found = operations(tiny(), images())
+        half = operations(tiny().bfloat16(), images().bfloat16())
+    for count in (plain, half):
+        assert (count["linear"], count["conv2d"], count["gelu"]) == (5, 1, 2)  # U, V, head; stem
+    expected = (1, 7, 4) if HAS_ONEDNN else (5, 1, 2)
+    assert (found["linear"], found["conv2d"], found["gelu"]) == expected
+    assert not any(name.endswith("_") for name in found)
 
 
 def test_graphs_without_gradients_hold_no_step_in_place() -> None:

@@ -6,8 +6,10 @@ from gmlp_vision.checkpoints.hub import explain_hub_errors
 from gmlp_vision.checkpoints.into_model import checkpoint_filter_fn, load_checkpoint
 from gmlp_vision.checkpoints.load import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.checkpoints.save import DTYPES
 
 __all__ = [
+    "DTYPES",
     "Checkpoint",
     "Report",
     "checkpoint_filter_fn",

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from torch import nn
 
 from gmlp_vision.checkpoints.adapt import adapt
 from gmlp_vision.checkpoints.convert import LAYOUTS, from_ours, recognise, to_ours
 from gmlp_vision.checkpoints.grid import Grid, source_grid
 from gmlp_vision.checkpoints.into_model import model_settings, stated_settings
 from gmlp_vision.checkpoints.load import read_checkpoint
-from gmlp_vision.checkpoints.report import Report
-from gmlp_vision.checkpoints.save import is_file_name, save_file, save_folder
+from gmlp_vision.checkpoints.report import Report, first_five
+from gmlp_vision.checkpoints.save import DTYPES, is_file_name, save_file, save_folder
 from gmlp_vision.checkpoints.sizes import UNNAMED, find_model, read_sizes
 from gmlp_vision.errors import UserError
 
@@ -30,6 +31,7 @@ def convert_file(
     patch_size: tuple[int, int] | None = None,
     num_classes: int | None = None,
     weights: str = "auto",
+    dtype: str | None = None,
 ) -> Report:
     """Reads a checkpoint of a gMLP, carries it to the size that is asked for, and writes it.
 
@@ -44,6 +46,7 @@ def convert_file(
         patch_size: (height, width) of the file's patch in pixels, where its stem, a matrix, leaves it open.
         num_classes: Another count than the file's gives a new head, all zero; 0 gives none.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
+        dtype: Of the numbers written, 'fp32', 'fp16' or 'bf16'; None for the file's own.
 
     Returns:
         What became of every tensor.
@@ -60,6 +63,8 @@ def convert_file(
         )
     if num_classes is not None and num_classes < 0:
         raise ValueError(f"num_classes is {num_classes}; expected a count, or 0 for no head")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     checkpoint = read_checkpoint(source, weights)
     report = Report(checkpoint.source, checkpoint.weights, layout or recognise(checkpoint.state_dict))
     tensors = to_ours(checkpoint.state_dict, report.layout, patch_size)
@@ -81,6 +86,8 @@ def convert_file(
     )
     model.load_state_dict(adapt(tensors, model, report, checkpoint.config, grid))
     report.notes = [f"the file's grid is {grid[0]} x {grid[1]} tokens, {how}"]
+    if dtype is not None:
+        report.notes += _cast(model, dtype)
     if is_file_name(out):
         _check_expressible(model, to)
         save_file(from_ours(model.state_dict(), to or "timm"), out)
@@ -94,6 +101,18 @@ def _preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(cfg, Mapping):
         return {}
     return {k: cfg[k] for k, kind in PREPROCESSING.items() if isinstance(cfg.get(k), kind) and cfg[k]}
+
+
+def _cast(model: nn.Module, dtype: str) -> list[str]:
+    """Rounds a model to another dtype; says so where that made numbers 0."""
+    before = {name: p.detach() for name, p in model.named_parameters()}
+    model.to(DTYPES[dtype])
+    after = dict(model.named_parameters())
+    too_large = [name for name, p in after.items() if not p.isfinite().all()]
+    if too_large:
+        raise UserError(f"{dtype} cannot hold the numbers of {first_five(too_large)}; take another dtype")
+    lost = sum(int(((p != 0) & (after[name] == 0)).sum()) for name, p in before.items())
+    return [f"{lost:,} numbers were too small for {dtype} and became 0"] if lost else []
 
 
 def _check_expressible(model: Any, to: str | None) -> None:

@@ -10,7 +10,7 @@ from timm.models import is_model, split_model_name_tag
 
 from gmlp_vision.checkpoints.convert import recognise, to_ours
 from gmlp_vision.checkpoints.grid import source_grid
-from gmlp_vision.checkpoints.hub import released_as
+from gmlp_vision.checkpoints.hub import released_at
 from gmlp_vision.checkpoints.into_model import stated_settings
 from gmlp_vision.checkpoints.load import read_checkpoint
 from gmlp_vision.checkpoints.sizes import find_model, read_sizes
@@ -46,11 +46,11 @@ def describe(source: str | Path) -> dict[str, str]:
 
 
 def _describe_model(name: str) -> dict[str, str]:
-    repo = released_as(name)
+    place = released_at(name)
     model = timm.create_model(name, device="meta")
     return {
         "source": name,
-        "weights": f"hf-hub:{repo}" if repo else "none released",
+        "weights": f"hf-hub:{place}" if isinstance(place, str) else str(place or "none released"),
         **_describe_tensors(model.state_dict(), {}, name),
     }
 

@@ -1,4 +1,4 @@
-"""From the Hugging Face Hub, or its cache, to a folder on this disk."""
+"""From the Hugging Face Hub, its cache, or a model name, to a folder on this disk."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,21 +78,23 @@ def _not_fetched(source: str, error: BaseException) -> CheckpointError:
 
 
 def download_pretrained(name: str) -> Path:
-    """As `download`, for the released weights of a timm model name: 'gmlp_s16', 'gmlp_s16.ra3_in1k'.
+    """As `download`, for the released weights of a timm model name: 'gmlp_s16', 'gmlp_pico4.cifar10'.
+
+    Where the model's cfg names a file, as for the weights that come with this package, it is that file.
 
     Raises:
-        CheckpointError: No such model, or no weights of it on the hub; and as `download`.
+        CheckpointError: No such model, or no released weights of it; and as `download`.
     """
     if not is_model(split_model_name_tag(name)[0]):
         raise CheckpointError(f"{name} is neither a file, nor a folder, nor the name of a model timm knows")
-    repo = released_as(name)
-    if repo is None:
+    place = released_at(name)
+    if place is None:
         raise CheckpointError(f"{name} has no released weights; give a file or a folder")
-    return download(repo)
+    return place if isinstance(place, Path) else download(place)
 
 
-def released_as(name: str) -> str | None:
-    """The repository of a timm model name's released weights; None if it has none.
+def released_at(name: str) -> Path | str | None:
+    """Where a timm model name's released weights are: a file here, or a repository; None if it has none.
 
     Raises:
         CheckpointError: The model has no such tag.
@@ -101,4 +103,6 @@ def released_as(name: str) -> str | None:
         cfg = get_pretrained_cfg(name)
     except RuntimeError as error:
         raise CheckpointError(str(error)) from error
+    if cfg and cfg.file:
+        return Path(cfg.file)
     return (cfg.hf_hub_id or None) if cfg else None

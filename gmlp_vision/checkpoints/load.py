@@ -80,7 +80,9 @@ def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | Non
         return _read_file(path, str(source), weights, sha256)
     if path.exists() or kind == "local-dir":
         raise CheckpointError(f"{source} is neither a file nor a folder")
-    return _read_folder(download_pretrained(str(source)), str(source), weights, sha256)
+    place = download_pretrained(str(source))
+    read = _read_folder if place.is_dir() else _read_released_file
+    return read(place, str(source), weights, sha256)
 
 
 def select_weights(checkpoint: Any, weights: str, source: str) -> tuple[dict[str, torch.Tensor], str | None]:
@@ -115,6 +117,12 @@ def _read_folder(folder: Path, source: str, weights: str, sha256: str | None) ->
             f"{source} has a config.json and no weights; expected one of {', '.join(FOLDER_FILES)}"
         )
     return _read_file(found[0], source, weights, sha256 or _known_hash(found[0], config), config)
+
+
+def _read_released_file(path: Path, source: str, weights: str, sha256: str | None) -> Checkpoint:
+    beside = path.with_name("config.json")
+    config = _read_config(beside, source) if beside.is_file() else {}
+    return _read_file(path, source, weights, sha256 or _known_hash(path, config), config)
 
 
 def _known_hash(path: Path, config: dict[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from gmlp_vision.atomic import new_folder, replace_file
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TORCH_SUFFIXES = (".pth", ".pt", ".pth.tar", ".bin")
 
 

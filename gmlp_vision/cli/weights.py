@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+DTYPES = ("fp32", "fp16", "bf16")
+
 
 def add_convert(commands: Any) -> None:
     parser = commands.add_parser("convert", help="weights to other names, another image size or class count")
@@ -28,6 +30,7 @@ def add_convert(commands: Any) -> None:
     parser.add_argument(
         "--weights", choices=("raw", "ema"), default="auto", help="(default: ema where there is)"
     )
+    parser.add_argument("--dtype", choices=DTYPES, help="of the numbers in OUT (default: as in IN)")
     parser.set_defaults(call=_convert)
 
 
@@ -47,6 +50,7 @@ def _convert(args: argparse.Namespace) -> None:
         patch_size=pair(args.patch_size),
         num_classes=args.num_classes,
         weights=args.weights,
+        dtype=args.dtype,
     )
     print(report)
     print(f"wrote {args.out}")
@@ -85,7 +89,7 @@ def add_export(commands: Any) -> None:
     parser.add_argument("--dynamic-batch", action="store_true", help="any number of images (default: one)")
     parser.add_argument(
         "--dtype",
-        choices=("fp32", "fp16", "bf16"),
+        choices=DTYPES,
         default="fp32",
         help="of weights and arithmetic; images and logits stay fp32 (default: %(default)s)",
     )

@@ -18,9 +18,10 @@ from torch import nn
 
 from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors
 from gmlp_vision.layers import DynamicSpatialProjection, SpatialGatingUnit, SpatialProjection
-from gmlp_vision.layers.in_place import block_in_place, may_overwrite
+from gmlp_vision.layers.chosen_steps import in_chosen_steps, may_choose_steps
 from gmlp_vision.models.checks import check_rate
 from gmlp_vision.models.features import FeatureTrunk
+from gmlp_vision.shipped import shipped
 
 
 class GMlpBlock(nn.Module):
@@ -70,8 +71,8 @@ class GMlpBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript would compile what stands after an `and`
-            if may_overwrite(x, self):
-                return block_in_place(x, self.norm, self.mlp_channels)  # the last line, in less memory
+            if may_choose_steps(x, self):  # the last line, in other steps
+                return in_chosen_steps(x, self.norm, self.mlp_channels, self.drop_path)
         return x + self.drop_path(self.mlp_channels(self.norm(x)))
 
 
@@ -183,10 +184,15 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
 default_cfgs = generate_default_cfgs(
     {
         "gmlp_ti16.untrained": _cfg(),
-        # timm's own training of gMLP-S, the only public weights of a gMLP for images: 79.65 top-1 by timm
+        # timm's own training of gMLP-S, the only public ImageNet weights of a gMLP: 79.65 top-1 by timm
         "gmlp_s16.ra3_in1k": _cfg(hf_hub_id="timm/gmlp_s16_224.ra3_in1k"),
         "gmlp_b16.untrained": _cfg(),
-        "gmlp_pico4.untrained": _cfg(num_classes=10, input_size=(3, 32, 32)),
+        # trained by this project; the card beside the file says how
+        "gmlp_pico4.cifar10": _cfg(
+            num_classes=10,
+            input_size=(3, 32, 32),
+            file=str(shipped("weights") / "gmlp_pico4.cifar10" / "model.safetensors"),
+        ),
     }
 )
 
@@ -196,6 +202,8 @@ def _create_gmlp(variant: str, pretrained: bool = False, **kwargs: Any) -> GMlp:
     # A model of varying size is made at one size too, and timm reads that off the cfg only where it is fixed.
     # The cfg may come from the folder of a model of the other kind.
     overlay = {**(kwargs.pop("pretrained_cfg_overlay", None) or {}), "fixed_input_size": True}
+    if overlay.keys() & {"hf_hub_id", "url"}:
+        overlay.setdefault("file", None)  # timm would take the cfg's own file before them
     with explain_hub_errors(variant):
         model = build_model_with_cfg(
             partial(GMlp, **SIZES[variant]),  # what the user or the cfg says goes before the table

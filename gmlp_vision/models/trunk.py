@@ -224,7 +224,7 @@ class Trunk(nn.Module):
 
         Args:
             enable: Whether they do.
-            mode: 'selective' keeps the products of the channel projections; 'block' keeps nothing of a block.
+            mode: 'selective' keeps the products of a block's first projection; 'block' keeps nothing.
 
         Raises:
             ValueError: An unknown `mode`.

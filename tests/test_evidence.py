@@ -1,0 +1,450 @@
+"""benchmarks/evidence.py: its images, its models, its runs of train.py and its table."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import evidence
+import pytest
+import timm
+import torch
+import yaml
+from evidence_images import make_subset
+from evidence_models import ROWS, parameters
+from evidence_table import report
+from timm.data import resolve_data_config
+from timm.models import MixerBlock
+from timm.models.mlp_mixer import ResBlock
+from timm.optim import create_optimizer_v2
+from tiny import images, perturb
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gmlp_vision.errors import UserError
+from gmlp_vision.recipes import find_recipe
+
+RECIPE = yaml.safe_load(find_recipe("gmlp_pico4_10k").read_text())
+FROZEN = [f"blocks.{i}.mlp_channels.gate.proj.weight" for i in range(8)]
+
+
+# -- the images ---------------------------------------------------------------------------------------------
+
+
+def touch(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True)
+    for i in range(count):
+        (folder / f"{i:04}.png").touch()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Ten classes, of 8 to 17 images each."""
+    for i in range(10):
+        touch(tmp_path / f"data/train/class{i}", 8 + i)
+        touch(tmp_path / f"data/test/class{i}", 2)
+    (tmp_path / "data/train/class0/notes.txt").touch()
+    return tmp_path / "data"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
+
+
+def test_the_subset_is_balanced_and_leads_to_the_images(data: Path, tmp_path: Path) -> None:
+    make_subset(data, tmp_path / "subset", each=8)
+    for i in range(10):
+        chosen = list((tmp_path / f"subset/train/class{i}").iterdir())
+        assert len(chosen) == 8
+        assert all(link.resolve() == data / "train" / f"class{i}" / link.name for link in chosen)
+    assert (tmp_path / "subset/test").resolve() == data / "test"
+
+
+def test_the_seed_decides_which_images(data: Path, tmp_path: Path) -> None:
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        make_subset(data, tmp_path / name, each=5, seed=seed)
+    assert names(tmp_path / "first") == names(tmp_path / "again") != names(tmp_path / "other")
+
+
+def test_a_subset_that_is_there_is_kept_or_refused(data: Path, tmp_path: Path) -> None:
+    make_subset(data, tmp_path / "subset", each=5)
+    before = (tmp_path / "subset").stat().st_ino
+    make_subset(data, tmp_path / "subset", each=5)
+    assert (tmp_path / "subset").stat().st_ino == before
+    with pytest.raises(UserError, match=r"subset does not hold the 5 images a class that seed 1 draws"):
+        make_subset(data, tmp_path / "subset", each=5, seed=1)
+
+
+def one_less(subset: Path) -> None:
+    next((subset / "train/class3").iterdir()).unlink()
+
+
+def a_file_more(subset: Path) -> None:
+    (subset / "train/class3/9999.png").touch()
+
+
+def a_link_more(subset: Path) -> None:
+    (subset / "train/class3/deeper").symlink_to(subset / "train/class4")
+
+
+def a_file_in_place_of_a_link(subset: Path) -> None:
+    link = next((subset / "train/class3").iterdir())
+    link.unlink()
+    link.touch()
+
+
+@pytest.mark.parametrize("fault", [one_less, a_file_more, a_link_more, a_file_in_place_of_a_link])
+def test_a_subset_that_was_changed_is_refused(
+    fault: Callable[[Path], None], data: Path, tmp_path: Path
+) -> None:
+    make_subset(data, tmp_path / "subset", each=5)
+    fault(tmp_path / "subset")
+    with pytest.raises(UserError, match="remove it"):
+        make_subset(data, tmp_path / "subset", each=5)
+
+
+def test_another_process_may_make_it_meanwhile(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It appears between the look whether it is there and the renaming, which then fails."""
+    subset, link_to = tmp_path / "subset", Path.symlink_to
+
+    def link(self: Path, target: Path) -> None:
+        monkeypatch.setattr(Path, "symlink_to", link_to)
+        make_subset(data, tmp_path / "others", each=5)
+        (tmp_path / "others").rename(subset)
+        self.symlink_to(target)
+
+    monkeypatch.setattr(Path, "symlink_to", link)
+    make_subset(data, subset, each=5)
+    assert len(names(subset / "train")) == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "subset"]
+
+
+# -- the models ---------------------------------------------------------------------------------------------
+
+
+def make(row: str) -> nn.Module:
+    """As train.py makes it with the recipe."""
+    return timm.create_model(
+        ROWS[row].model,
+        num_classes=RECIPE["num_classes"],
+        drop_path_rate=RECIPE["drop_path"],
+        **ROWS[row].model_kwargs,
+    )
+
+
+def test_parameters_are_within_a_twentieth() -> None:
+    assert parameters(ROWS["gmlp"]) == 1_236_106
+    for name, row in ROWS.items():
+        assert abs(parameters(row) / 1_236_106 - 1) <= 0.05, name
+
+
+def test_the_blocks_are_those_that_the_rows_name() -> None:
+    models = {row: make(row) for row in ("resmlp", "mixer", "vit")}
+    assert {row: {type(block) for block in model.blocks} for row, model in models.items()} == {
+        "resmlp": {ResBlock},
+        "mixer": {MixerBlock},
+        "vit": {type(timm.create_model("vit_tiny_patch16_224", depth=1, device="meta").blocks[0])},
+    }
+    assert all(len(model.blocks) == 8 for model in models.values())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_model_sees_the_same_images_and_learns_from_them(row: str) -> None:
+    model = perturb(make(row))
+    assert resolve_data_config({}, model=model) == resolve_data_config({}, model=make("gmlp"))
+    cross_entropy(model.eval()(images(4, 3, 32, 32)), torch.arange(4)).backward()
+    still = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert still == (FROZEN if row == "frozen" else [])
+
+
+def moved(row: str) -> nn.Module:
+    """A model in eval mode, all of it far from its init that training may move there."""
+    model = make(row).eval()
+    fixed = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    perturb(model).load_state_dict(fixed, strict=False)
+    return model
+
+
+def test_a_step_moves_all_but_the_frozen_w() -> None:
+    model = moved("frozen")
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    optimizer = create_optimizer_v2(model, "adamw", lr=1e-2, weight_decay=0.05)
+    cross_entropy(model(images(4, 3, 32, 32)), torch.arange(4)).backward()
+    optimizer.step()
+    stayed = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
+    assert stayed == FROZEN
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_only_frozen_tokens_do_not_see_one_another(row: str) -> None:
+    model, x = moved(row), images(1, 3, 32, 32)
+    other = x.clone()
+    other[:, :, :4, :4] += 1.0  # the first patch
+    with torch.no_grad():
+        change = (model.forward_features(other) - model.forward_features(x)).abs().amax(dim=(0, 2))
+    assert change[0] > 0.1
+    assert change[1:].max() < 1e-3 if row == "frozen" else change[1:].min() > 1e-2
+
+
+def test_drop_path_over_depth() -> None:
+    def rates(row: str) -> list[float]:
+        return [getattr(block.drop_path, "drop_prob", 0.0) for block in make(row).blocks]
+
+    rate = RECIPE["drop_path"]
+    assert rate > 0
+    assert rates("constant") == rates("mixer") == rates("resmlp") == [rate] * 8
+    assert rates("gmlp") == rates("frozen") == pytest.approx([rate * i / 7 for i in range(8)])
+
+
+# -- the runs -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arguments(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All that a row needs, for 8 images a class and a train.py that says what it was given."""
+    monkeypatch.setattr(evidence, "make_subset", partial(make_subset, each=8))
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/train.py").write_text(TRAIN)
+    return [
+        *("--data-dir", str(data), "--scripts", str(tmp_path / "scripts")),
+        *("--output", str(tmp_path / "runs")),
+    ]
+
+
+TRAIN = """
+import argparse, importlib, json, pathlib, timm, timm.utils, yaml
+parser = argparse.ArgumentParser()
+for name in ("config", "data-dir", "model", "output", "experiment", "seed", "epochs"):
+    parser.add_argument(f"--{name}")
+parser.add_argument("--device", default="cpu")
+parser.add_argument("--device-modules", nargs="+")
+parser.add_argument("--model-kwargs", nargs="*", default={}, action=timm.utils.ParseKwargs)
+args = parser.parse_args()
+for module in args.device_modules:
+    importlib.import_module(module)
+timm.create_model(args.model, device="meta", **args.model_kwargs)
+print("seed", args.seed)
+folder = pathlib.Path(args.output, args.experiment)
+(folder / "args.yaml").write_text(yaml.safe_dump({**vars(args), "epochs": int(args.epochs)}))
+(folder / "summary.csv").write_text(f"epoch,eval_top1\\n{int(args.epochs) - 1},4{args.seed}.5\\n")
+"""
+
+
+def ended_with(status: int) -> object:
+    return lambda command, **_: subprocess.CompletedProcess(command, status)
+
+
+@pytest.mark.slow
+def test_a_row_runs_what_is_missing_of_it(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    finished(runs, "constant", 3, 43.5)
+    before = (runs / "constant/seed3").stat()
+    assert evidence.main(["constant", *arguments, "--seeds", "3", "4", "--epochs", "2"]) == 0
+    assert (runs / "constant/seed3").stat() == before
+    assert (runs / "constant/seed4.log").read_text() == "seed 4\n"
+    assert sorted(path.name for path in (runs / "constant").iterdir()) == ["seed3", "seed4", "seed4.log"]
+    options = yaml.safe_load((runs / "constant/seed4/args.yaml").read_text())
+    assert options["data_dir"] == str(runs / "cifar10_10k")
+    assert options["model_kwargs"] == {"drop_path_rule": "constant"}
+    assert options["config"] == str(find_recipe("gmlp_pico4_10k"))
+    capsys.readouterr()
+    assert evidence.main(["table", "--output", str(runs), "--seeds", "3", "4"]) == 0
+    told = capsys.readouterr().out
+    assert (
+        f"| constant | {ROWS['constant'].title} | 1,236,106 | 3, 4 | 44.00 | 0.71 | 43.50 | 44.50 |" in told
+    )
+    assert "given --epochs 2 (constant seed 4)" in told
+
+
+def test_a_run_on_a_gpu_is_told_as_one(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        folder = Path(command[command.index("--output") + 1], command[command.index("--experiment") + 1])
+        (folder / "args.yaml").write_text(f"epochs: 5\ndevice: {command[command.index('--device') + 1]}\n")
+        (folder / "summary.csv").write_text("epoch,eval_top1\n4,50.0\n")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a GPU at {device}")
+    assert evidence.main(["gmlp", *arguments, "--seeds", "0", "--device", "cuda:1"]) == 0
+    capsys.readouterr()
+    assert evidence.main(["table", "--output", str(tmp_path / "runs"), "--seeds", "0"]) == 0
+    assert ", a GPU at cuda:1, threads a run: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_command(row: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert evidence.main([row, *arguments, "--seeds", "7", "--device", "cuda"]) == 2
+    (command,) = commands
+    assert command[command.index("--model") + 1] == ROWS[row].model
+    assert command[command.index("--seed") + 1] == "7"
+    assert command[command.index("--device") + 1] == "cuda"
+    given = [word for word in command if word.startswith("drop_path_rule=")]
+    assert given == (["drop_path_rule=constant"] if row == "constant" else [])
+    options = [word for word in command[command.index("--config") :] if word.startswith("--")]
+    assert {*options} <= {*evidence.FIXED, "--data-dir", "--output", "--device"}  # the rest is refused
+
+
+@pytest.mark.parametrize("word", [*evidence.FIXED, "--seed=8"])
+def test_a_row_takes_no_option_that_it_sets_itself(
+    word: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evidence.main(["gmlp", *arguments, "--epochs", "1", word, "8"]) == 2
+    assert capsys.readouterr().err.startswith(f"evidence.py: a row sets {word} itself; ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_images_alone(
+    arguments: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    assert evidence.main(["images", "--data-dir", str(data), "--output", str(runs)]) == 0
+    assert capsys.readouterr().out == f"{runs / 'cifar10_10k'}\n"
+    assert [path.name for path in runs.iterdir()] == ["cifar10_10k"]
+    assert len(names(runs / "cifar10_10k/train")) == 80
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "message"),
+    [
+        (ended_with(1), 2, "train.py ended with 1; the log is "),
+        (ended_with(0), 2, "train.py was stopped; the log is "),
+        (None, 130, "stopped; the log is "),
+    ],
+    ids=["failed", "ended early", "Ctrl-C"],
+)
+def test_what_is_not_finished_leaves_its_log_alone(
+    outcome: object,
+    status: int,
+    message: str,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(command: list[str], **kwargs: object) -> object:
+        folder = Path(command[command.index("--output") + 1], command[command.index("--experiment") + 1])
+        (folder / "args.yaml").write_text("epochs: 5\n")
+        (folder / "summary.csv").write_text("epoch,eval_top1\n3,50.0\n")
+        if outcome is None:
+            raise KeyboardInterrupt
+        return outcome(command)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert evidence.main(["gmlp", *arguments]) == status
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("evidence.py: ")
+    assert f"{message}{tmp_path / 'runs/gmlp/seed0.log'}" in last
+    assert [path.name for path in (tmp_path / "runs/gmlp").iterdir()] == ["seed0.log"]
+
+
+def no_script(data: Path, scripts: Path) -> None:
+    (scripts / "train.py").unlink()
+
+
+def no_test(data: Path, scripts: Path) -> None:
+    (data / "test").rename(data / "val")
+
+
+def no_train(data: Path, scripts: Path) -> None:
+    (data / "train").rename(data / "training")
+
+
+def other_classes(data: Path, scripts: Path) -> None:
+    (data / "test/class9").rename(data / "test/class10")
+
+
+def too_few_images(data: Path, scripts: Path) -> None:
+    for name in ("0003", "0004", "0005"):
+        (data / f"train/class2/{name}.png").unlink()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (no_script, "no script at "),
+        (no_test, " has no folder test/"),
+        (no_train, " has no folder train/"),
+        (other_classes, "of the same names in both"),
+        (too_few_images, "class2 holds 7 images; expected 8 or more"),
+    ],
+)
+def test_faults_are_one_line(
+    fault: object, message: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault(tmp_path / "data", tmp_path / "scripts")
+    assert evidence.main(["gmlp", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("evidence.py: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not list(tmp_path.glob("runs/*/seed*"))
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+
+def finished(
+    output: Path, row: str, seed: int, top1: float, seconds: float = 60.0, **options: object
+) -> None:
+    """A run's folder, as train.py and evidence.py leave it."""
+    folder = output / row / f"seed{seed}"
+    folder.mkdir(parents=True)
+    (folder / "args.yaml").write_text(yaml.safe_dump({**RECIPE, "seed": seed, **options}))
+    (folder / "summary.csv").write_text(f"epoch,train_loss,eval_top1\n3,2.0,99.0\n4,1.5,{top1}\n")
+    machine = {"date": "2026-11-29 20:00 UTC", "cpu": "a CPU", "gpu": None, "threads": 1}
+    told = {
+        "further": [],
+        "seconds": seconds,
+        "machine": {**machine, "versions": {"timm": "1", "torch": "2"}},
+    }
+    (folder / "run.json").write_text(json.dumps(told))
+
+
+def test_table(tmp_path: Path) -> None:
+    for seed, top1, seconds in ((0, 40.0, 60.0), (1, 42.0, 90.0), (2, 47.0, 120.0)):
+        finished(tmp_path, "gmlp", seed, top1, seconds)
+    finished(tmp_path, "vit", 1, 38.25)
+    rows = report(tmp_path, [0, 1, 2], RECIPE).splitlines()
+    assert rows[2] == "| gmlp | gMLP | 1,236,106 | 0, 1, 2 | 43.00 | 3.61 | 40.00 | 47.00 | 1.5 |"
+    assert rows[3] == f"| vit | {ROWS['vit'].title} | 1,229,882 | 1 | 38.25 | - | 38.25 | 38.25 | 1.0 |"
+    assert {row.count("|") for row in rows[:4]} == {11 - 1}
+    assert rows[4] == ""
+    assert rows[5].startswith("Not run: frozen seed 0, frozen seed 1, ")
+    assert rows[5].endswith("mixer seed 2, vit seed 0, vit seed 2.")
+    assert rows[6:] == ["2026-11-29, a CPU, threads a run: 1, timm 1, torch 2."]
+
+
+def test_the_table_says_where_a_run_left_the_recipe(tmp_path: Path) -> None:
+    finished(tmp_path, "gmlp", 0, 40.0)
+    finished(tmp_path, "mixer", 0, 40.0, model="mixer_pico4", lr=1e-3)
+    told = report(tmp_path, [0], RECIPE)
+    assert "Other than the recipe: lr 0.001, not 0.002 (mixer seed 0).\n" in told
+    assert told.count("Other than the recipe") == 1
+
+
+def test_no_run_at_all(tmp_path: Path) -> None:
+    told = report(tmp_path, [0], RECIPE)
+    assert told.endswith(
+        "Not run: gmlp seed 0, frozen seed 0, constant seed 0, resmlp seed 0, mixer seed 0, vit seed 0."
+    )
+
+
+@pytest.mark.parametrize("command", [["table"], ["images", "--data-dir", "/data/cifar10"]])
+def test_only_rows_take_options_of_train_py(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert evidence.main([*command, "--epochs", "1"]) == 2
+    assert capsys.readouterr().err == f"evidence.py: {command[0]} takes no --epochs 1\n"
