@@ -63,10 +63,10 @@ def test_demo_keeps_its_promise(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pretrained_weights_are_worth_their_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "demo"
-    assert cli.main(["demo", "--pretrained", "--output", str(output)]) == 0
+    assert cli.main(["demo", "--pretrained", "--epochs", "3", "--output", str(output)]) == 0
     result = json.loads((output / "result.json").read_text())
-    assert result["accuracy"] >= 0.97
-    assert result["from_scratch"] < result["accuracy"] - 0.02
+    assert result["accuracy"] >= 0.85
+    assert result["from_scratch"] < result["accuracy"] - 0.1
     assert f"{result['from_scratch']:.4f}" in capsys.readouterr().out
     model = timm.create_model(f"local-dir:{output}", pretrained=True)
     assert accuracy(model, loader(load_digits(32)[1], is_training=False)) == result["accuracy"]
