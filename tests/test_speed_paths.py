@@ -430,7 +430,9 @@ def test_compiled_the_channels_are_onednns(grad: bool) -> None:
         half = operations(tiny().bfloat16(), images().bfloat16())
     for count in (plain, half):
         assert (count["linear"], count["conv2d"], count["gelu"]) == (5, 1, 2)  # U, V, head; stem
-    expected = (1, 7, 4) if HAS_ONEDNN else (5, 1, 2)
+    # torch 2.9 tells what it compiles that it is being exported, so there the block stays as written
+    says_export = torch.compile(lambda x: x + torch.compiler.is_exporting(), backend="eager")(torch.zeros(1))
+    expected = (1, 7, 4) if HAS_ONEDNN and not says_export else (5, 1, 2)
     assert (found["linear"], found["conv2d"], found["gelu"]) == expected
     assert not any(name.endswith("_") for name in found)
 
