@@ -1,4 +1,4 @@
-"""From the Hugging Face Hub, its cache, or a model name, to a folder on this disk."""
+"""From the Hugging Face Hub, its cache, or a model name, to a folder or a file on this disk."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
