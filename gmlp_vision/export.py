@@ -5,6 +5,7 @@ Whatever the dtype inside, a file takes float32 images, (B, C, height, width), a
 
 import importlib.util
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -155,6 +156,8 @@ def check_arguments(out: Path, format: str, dtype: str) -> None:
 
 
 def write_onnx(model: nn.Module, images: torch.Tensor, path: Path) -> None:
+    from onnxscript.optimizer import fold_constants
+
     program = torch.onnx.export(
         model,
         (images,),
@@ -165,6 +168,8 @@ def write_onnx(model: nn.Module, images: torch.Tensor, path: Path) -> None:
         verbose=False,
     )
     assert program is not None  # it is, with dynamo=True
+    # by itself torch folds small constants only, and a quantizer would not know the halves of U as constants
+    fold_constants(program.model, input_size_limit=sys.maxsize, output_size_limit=sys.maxsize)
     for node in program.model.graph:
         node.metadata_props.clear()  # stack traces, which have the paths of this machine
     program.save(path, external_data=False)

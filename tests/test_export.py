@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import openvino
 import pytest
@@ -85,6 +86,17 @@ def test_other_dtypes(format: str, dtype: str, tmp_path: Path) -> None:
 def test_one_image_unless_told_otherwise(tmp_path: Path) -> None:
     export_model(tiny(), tmp_path / "one.onnx", "onnx")
     assert onnxruntime.InferenceSession(tmp_path / "one.onnx").get_inputs()[0].shape == [1, 3, 32, 32]
+
+
+@pytest.mark.slow
+def test_the_weights_of_products_are_constants(tmp_path: Path) -> None:
+    """A quantizer takes no others. The halves of this U are more than torch makes constants of by itself."""
+    export_model(tiny(embed_dim=64, depth=1), tmp_path / "m.onnx", "onnx")
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    constants = {tensor.name for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    assert len(products) == 4  # U in halves, W, V
+    assert all(constants & set(node.input) for node in products)
 
 
 @pytest.mark.parametrize("before", [None, b"the file before"])

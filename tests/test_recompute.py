@@ -13,8 +13,6 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gmlp_vision.layers.channel_projection import HAS_ONEDNN
-
 MODES = ["selective", "block"]
 every_mode = pytest.mark.parametrize("mode", MODES)
 
@@ -92,12 +90,12 @@ def computed(model: nn.Module) -> tuple[int, int, int]:
 @pytest.mark.parametrize("ratio", [1, 2, 6])
 @pytest.mark.parametrize("hook", [True, False])
 def test_what_is_computed_twice(hook: bool, ratio: int) -> None:
-    """In a block with a hook U is applied as a whole, else by oneDNN, where torch has it, in halves."""
+    """In a block with a hook U is applied as a whole, else in halves."""
     model = tiny(num_classes=0, mlp_ratio=ratio).train()
     if hook:
         for block in model.blocks:
             block.norm.register_forward_hook(lambda *_: None)
-    u = 2 * (1 if hook or not HAS_ONEDNN else 2)
+    u = 2 * (1 if hook else 2)
     v = over_tokens = 2  # blocks
     assert computed(model) == (u + v, u, over_tokens)
     model.set_grad_checkpointing()

@@ -26,8 +26,10 @@ def suits_onednn(x: torch.Tensor) -> bool:
 
     In float32 torch gives a linear layer to MKL, which is slow on a CPU not of Intel's (docs/speed.md), and a
     convolution to oneDNN, which is not, but for a single small picture (`use_mkldnn` in ATen's
-    Convolution.cpp). In bfloat16 it gives both to oneDNN.
+    Convolution.cpp). In bfloat16 it gives both to oneDNN. An exported model is computed by others.
     """
     if not (HAS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu"):
+        return False
+    if torch.compiler.is_exporting():
         return False
     return x.shape[0] > 1 or x.numel() > 20_480

@@ -1,8 +1,10 @@
 """A gMLP block that nobody watches from inside: the same equation, in the steps that cost least.
 
-U is applied in halves, so that Z1 and Z2 are whole tensors: LayerNorm would copy the half of one. Where no
-gradient is wanted each step is written over the one before: beside its products a block moves memory, and
-on a CPU new memory is dear. docs/speed.md has the figures.
+U is applied in halves, so that Z1 and Z2 are whole tensors: LayerNorm would copy the half of one, the
+backward pass would put two gradients together, and ONNX's runtimes would copy both. Where no gradient is
+wanted each step is written over the one before: beside its products a block moves memory, and on a CPU new
+memory is dear. docs/speed.md has the figures; of gradients on a GPU there are none, so there a block stays
+as it is written.
 
 Shapes: B batch, N tokens (or H, W: a grid of them), D width.
 """
@@ -14,7 +16,7 @@ from timm.layers import DropPath, GatedMlp
 from torch import nn
 from torch.nn import functional
 
-from gmlp_vision.layers.channel_projection import project_channels, suits_onednn
+from gmlp_vision.layers.channel_projection import project_channels
 from gmlp_vision.layers.spatial_gating import SpatialGatingUnit
 from gmlp_vision.layers.spatial_projection import DynamicSpatialProjection, SpatialProjection
 
@@ -43,14 +45,16 @@ def may_choose_steps(x: torch.Tensor, block: nn.Module) -> bool:
         x: What the block is called with.
         block: Of which the parts are looked at, not the whole.
     """
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
-        return False
+    exporting = torch.compiler.is_exporting()
+    if torch.jit.is_tracing() or (exporting and not torch.onnx.is_in_onnx_export()):
+        return False  # what comes of these may be looked into and changed; a file of ONNX is but computed
     # torch.fx calls with a Proxy; a meta tensor has no autocast to ask after
-    if type(x) is not torch.Tensor or x.is_meta:
+    if not exporting and (type(x) is not torch.Tensor or x.is_meta):
         return False
-    if torch.is_autocast_enabled(x.device.type):  # the branch may have another dtype than x
-        return False
-    if not (may_overwrite() or suits_onednn(x)):
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != x.dtype:
+        return False  # the branch may have another dtype than x
+    if not (may_overwrite() or exporting or device == "cpu"):
         return False
     return not nn.modules.module._has_any_global_hook() and all_plain(block)
 
@@ -73,9 +77,16 @@ def is_plain(part: Any, path: str) -> bool:
         and not (part._backward_hooks or part._backward_pre_hooks)
         and "forward" not in vars(part)  # as accelerate puts one there
         and part._compiled_call_impl is None
-        and {nn.Parameter}.issuperset(map(type, part._parameters.values()))  # not a quantized one
+        and all(map(is_plain_parameter, part._parameters.values()))
         and not is_dropping(part)
         and all_plain(part, f"{path}.")
+    )
+
+
+def is_plain_parameter(parameter: Any) -> bool:
+    """Whether it is there, and no quantized one. An exporter has fake tensors in the place of parameters."""
+    return type(parameter) is nn.Parameter or (
+        torch.compiler.is_exporting() and isinstance(parameter, nn.Parameter)
     )
 
 
@@ -95,10 +106,10 @@ def in_chosen_steps(x: torch.Tensor, norm: nn.Module, mlp: Any, drop_path: nn.Mo
     """
     overwrite = may_overwrite()
     gelu = torch.ops.aten.gelu_ if overwrite else functional.gelu
-    x_normed = norm(x)
-    z1, z2 = (
-        gelu(project_channels(x_normed, u, c), approximate=mlp.act.approximate)
-        for u, c in zip(mlp.fc1.weight.chunk(2), mlp.fc1.bias.chunk(2), strict=True)
+    x_normed, u, half = norm(x), mlp.fc1, mlp.fc1.out_features // 2
+    z1, z2 = (  # slices, since ONNX's tools do not fold the chunks of a constant
+        gelu(project_channels(x_normed, u.weight[rows], u.bias[rows]), approximate=mlp.act.approximate)
+        for rows in (slice(half), slice(half, None))
     )
     gate = mlp.gate.proj(mlp.gate.norm(z2))
     gated = gate.mul_(z1) if overwrite else gate * z1
