@@ -4,6 +4,7 @@ import argparse
 import ast
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,17 @@ from PIL import Image
 from tiny import perturb, tiny
 
 from gmlp_vision.cli import main
+from gmlp_vision.filters import extract
 
 PAGE = (Path(__file__).parents[1] / "docs/filters.md").read_text()
+FIRST_LINES = {
+    "model_best.pth.tar": "model_best.pth.tar (ema weights): 2 layers",
+    "gmlp_pico4": "gmlp_pico4: 8 layers on a grid of 8 x 8 tokens, by the img_size in its config\n",
+}
+ROW = (
+    "{toeplitz_share:.2f} | {locality:.2f} | {diagonal_share:.3f} | {anisotropy:.2f} | {symmetry:.2f} | "
+    "{effective_rank:.1f} | {moved:,.0f}"
+)
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.M | re.S)
 
 
@@ -27,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_block_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for kind, text in BLOCKS:
@@ -43,12 +54,19 @@ def test_every_block_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixtur
                 command, *args = shlex.split(line, comments=True)
                 assert command == "gmlp-vision"
                 assert main(args) == 0, line
-                assert capsys.readouterr().out.startswith("model_best.pth.tar (ema weights): 2 layers")
+                assert capsys.readouterr().out.startswith(FIRST_LINES[args[1]]), line
     written = {path.name for path in folder.iterdir()} - {"model_best.pth.tar", "photo.jpg"}
     assert written == {
-        *("filters.pdf", "filters.png", "filters_cifar10.png", "kernels_cifar10.png", "stats_cifar10.svg"),
+        *("filters.pdf", "filters.png", "filters_pico4.png", "kernels_pico4.png", "stats_pico4.svg"),
         *("explorer.html", "stats.csv"),
     }
+
+
+def test_the_table_of_the_page_is_that_of_the_shipped_weights() -> None:
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", PAGE, flags=re.M)
+    for (block, cells), layer in zip(rows, extract("gmlp_pico4").stats(), strict=True):
+        assert int(block) == layer.block
+        assert cells == ROW.format(**asdict(layer))
 
 
 def test_the_options_of_the_page_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ GROUND_UP = [
     {"layers.resample"},
     {"layers.channel_projection", "layers.spatial_projection"},
     {"layers.spatial_gating"},
-    {"layers.chosen_steps"},
+    {"layers.fast_block"},
     {"layers"},
     {"checkpoints"},
     {"filters"},

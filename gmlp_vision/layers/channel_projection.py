@@ -3,7 +3,8 @@
 import torch
 from torch.nn import functional
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available()  # asked here, since torch.compile cannot trace the question
+# asked here, since torch.compile cannot trace the questions
+HAS_BOTH = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
 
 
 def project_channels(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -28,8 +29,6 @@ def suits_onednn(x: torch.Tensor) -> bool:
     convolution to oneDNN, which is not, but for a single small picture (`use_mkldnn` in ATen's
     Convolution.cpp). In bfloat16 it gives both to oneDNN. An exported model is computed by others.
     """
-    if not (HAS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu"):
+    if x.dtype != torch.float32 or x.device.type != "cpu" or torch.compiler.is_exporting():
         return False
-    if torch.compiler.is_exporting():
-        return False
-    return x.shape[0] > 1 or x.numel() > 20_480
+    return HAS_BOTH and bool(torch.backends.mkldnn.enabled) and (x.shape[0] > 1 or x.numel() > 20_480)

@@ -8,6 +8,7 @@ Shapes: B batch, N = H * W tokens in row-major order, D width, E hidden width.
 Names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors
 from gmlp_vision.layers import DynamicSpatialProjection, SpatialGatingUnit, SpatialProjection
-from gmlp_vision.layers.chosen_steps import in_chosen_steps, may_choose_steps
+from gmlp_vision.layers.fast_block import fast_forward, may_be_fast
 from gmlp_vision.models.checks import check_rate
 from gmlp_vision.models.features import FeatureTrunk
 from gmlp_vision.shipped import shipped
@@ -69,10 +70,14 @@ class GMlpBlock(nn.Module):
         self.mlp_channels = GatedMlp(dim, hidden_dim, gate_layer=gate, drop=drop, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def settled(self, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """This block for a call with `x`, and for its repetition in the backward pass: in the same steps."""
+        return partial(self, fast=may_be_fast(x, self))
+
+    def forward(self, x: torch.Tensor, fast: bool | None = None) -> torch.Tensor:
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript would compile what stands after an `and`
-            if may_choose_steps(x, self):  # the last line, in other steps
-                return in_chosen_steps(x, self.norm, self.mlp_channels, self.drop_path)
+            if may_be_fast(x, self) if fast is None else fast:  # the last line, in other steps
+                return fast_forward(x, self.norm, self.mlp_channels, self.drop_path)
         return x + self.drop_path(self.mlp_channels(self.norm(x)))
 
 

@@ -14,11 +14,14 @@ LINEAR = {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
 
 def recompute(block: nn.Module, x: torch.Tensor, mode: str) -> torch.Tensor:
     """``block(x)``, keeping the products with U ('selective') or nothing but x ('block')."""
+    # a block that chooses its steps would choose others in the backward pass if a hook was removed meanwhile
+    settled: Any = getattr(block, "settled", None)
+    call = block if settled is None else settled(x)
     if mode == "block":
-        return checkpoint(block, x)
+        return checkpoint(call, x)
     contexts = partial(create_selective_checkpoint_contexts, partial(keep_products, x.shape[-1]))
     # only the form without re-entrance can choose, whatever timm is set to
-    return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+    return checkpoint(call, x, use_reentrant=False, context_fn=contexts)
 
 
 def keep_products(width: int, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

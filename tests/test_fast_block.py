@@ -13,8 +13,8 @@ from torch import nn
 from torch.func import functional_call, jvp, vmap
 from torch.profiler import ProfilerActivity, profile
 
-from gmlp_vision.layers import SpatialProjection, chosen_steps
-from gmlp_vision.layers.channel_projection import HAS_ONEDNN, project_channels, suits_onednn
+from gmlp_vision.layers import SpatialProjection, fast_block
+from gmlp_vision.layers.channel_projection import HAS_BOTH, project_channels, suits_onednn
 from gmlp_vision.models import gmlp
 
 PARTS = ("fc1", "act", "drop1", "gate", "gate.norm", "gate.proj", "norm", "fc2", "drop2")
@@ -22,21 +22,21 @@ INNER = ["norm", "mlp_channels", "drop_path", *(f"mlp_channels.{name}" for name 
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Grows by one for each block whose steps were chosen: whether they were written over each other."""
+def fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Grows by one for each block whose steps were fast: whether they were written over each other."""
     calls: list[bool] = []
-    compute = gmlp.in_chosen_steps
+    compute = gmlp.fast_forward
 
     def noted(*args: object) -> torch.Tensor:
-        calls.append(chosen_steps.may_overwrite())
+        calls.append(fast_block.may_overwrite())
         return compute(*args)
 
-    monkeypatch.setattr(gmlp, "in_chosen_steps", noted)
+    monkeypatch.setattr(gmlp, "fast_forward", noted)
     return calls
 
 
 def choices(blocks: int, grad: bool) -> list[bool]:
-    """What `chosen` grows by."""
+    """What `fast` grows by."""
     return blocks * [not grad]
 
 
@@ -60,11 +60,11 @@ def timms(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_float32_is_timms(grad: bool, chosen: list[bool]) -> None:
+def test_float32_is_timms(grad: bool, fast: list[bool]) -> None:
     model = tiny()
     with torch.set_grad_enabled(grad):
         logits, expected = model(images()), timms(model, torch.float32)(images())
-    assert chosen == choices(2, grad)
+    assert fast == choices(2, grad)
     assert expected.std() > 0.1
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
@@ -78,7 +78,7 @@ def watched(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("batch", [1, 3, 16])  # torch takes oneDNN by the batch too
 @pytest.mark.parametrize("change", [None, watched])
-def test_gradients_are_timms(batch: int, change: Callable | None, chosen: list[bool]) -> None:
+def test_gradients_are_timms(batch: int, change: Callable | None, fast: list[bool]) -> None:
     """Against float64: of a sum over a batch, float32 has no one value to a part in 100,000."""
     model, x = tiny(), images(batch, 3, 32, 32)
     exact = timms(model, torch.float64)
@@ -86,7 +86,7 @@ def test_gradients_are_timms(batch: int, change: Callable | None, chosen: list[b
         change(model)
     model(x).square().sum().backward()
     exact(x.double()).square().sum().backward()
-    assert chosen == ([] if change else choices(2, grad=True))
+    assert fast == ([] if change else choices(2, grad=True))
     for (name, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
         assert q.grad.abs().max() > 0, name
         scale = q.grad.abs().max().item()
@@ -136,16 +136,27 @@ def test_torch_takes_onednn_where_it_is_said_to(shape: tuple[int, ...], threads:
         assert (f"aten::{name}" in called) == suits_onednn(x), name
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")  # of torch's switch
+def test_with_onednn_switched_off_the_projection_is_linear() -> None:
+    """torch's own dilated convolution, which would be left, is slow."""
+    model, x = tiny(), torch.randn(2, 4, 8)
+    assert suits_onednn(x) == HAS_BOTH
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not suits_onednn(x)
+        torch.testing.assert_close(model(images()), timms(model, torch.float32)(images()))
+    assert suits_onednn(x) == HAS_BOTH
+
+
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_batch_of_none(grad: bool, chosen: list[bool]) -> None:
+def test_a_batch_of_none(grad: bool, fast: list[bool]) -> None:
     with torch.set_grad_enabled(grad):
         assert tiny()(images(0, 3, 32, 32)).shape == (0, 5)
-    assert chosen == choices(2, grad)
+    assert fast == choices(2, grad)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_bfloat16_errs_no_more_than_timms(grad: bool, autocast: bool, chosen: list[bool]) -> None:
+def test_bfloat16_errs_no_more_than_timms(grad: bool, autocast: bool, fast: list[bool]) -> None:
     """In root mean square over seeds, by a tenth: of a single draw either may have the better one."""
     dtype = torch.float32 if autocast else torch.bfloat16  # of the weights
     ours, theirs = 0.0, 0.0
@@ -158,12 +169,12 @@ def test_bfloat16_errs_no_more_than_timms(grad: bool, autocast: bool, chosen: li
         ):
             theirs += (timms(model, dtype)(x) - exact).square().mean().item()
             ours += (model(x) - exact).square().mean().item()
-    assert chosen == choices(32, grad)
+    assert fast == choices(32, grad)
     assert 0 < ours**0.5 <= 1.1 * theirs**0.5
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_bfloat16_gradients_err_no_more_than_timms(autocast: bool, chosen: list[bool]) -> None:
+def test_bfloat16_gradients_err_no_more_than_timms(autocast: bool, fast: list[bool]) -> None:
     """Of each parameter, in root mean square over seeds."""
     dtype = torch.float32 if autocast else torch.bfloat16
     ours, theirs = Counter[str](), Counter[str]()
@@ -179,7 +190,7 @@ def test_bfloat16_gradients_err_no_more_than_timms(autocast: bool, chosen: list[
                     scale = exact[name].square().mean()
                     assert scale > 0
                     errors[name] += ((grad.double() - exact[name]).square().mean() / scale).item()
-    assert chosen == choices(32, grad=True)
+    assert fast == choices(32, grad=True)
     assert theirs.keys() == ours.keys()
     for name, error in ours.items():
         assert 0 < error**0.5 <= 1.25 * theirs[name] ** 0.5, name
@@ -198,23 +209,23 @@ def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_autocast_of_tokens_in_another_dtype(grad: bool, chosen: list[bool]) -> None:
+def test_autocast_of_tokens_in_another_dtype(grad: bool, fast: list[bool]) -> None:
     """The branch has autocast's dtype then, and its sum with the tokens theirs."""
     block, x = tiny().blocks[0], images(2, 16, 16)
     with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
         y = block(x)
-    assert not chosen
+    assert not fast
     assert y.dtype == torch.float32
     torch.testing.assert_close(y, block(x), atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("size", [(32, 32), (48, 24)])
-def test_any_grid(size: tuple[int, int], grad: bool, chosen: list[bool]) -> None:
+def test_any_grid(size: tuple[int, int], grad: bool, fast: list[bool]) -> None:
     model, x = tiny(dynamic_img_size=True), images(2, 3, *size)
     with torch.set_grad_enabled(grad):
         logits = model(x)
-    assert chosen == choices(2, grad)
+    assert fast == choices(2, grad)
     torch.testing.assert_close(logits, watched(model)(x), atol=1e-6, rtol=1e-5)
 
 
@@ -235,35 +246,35 @@ def test_what_onnx_gets(change: Callable | None) -> None:
 # -- what others see ----------------------------------------------------------------------------------------
 
 
-def test_the_input_of_a_block_is_left_alone(chosen: list[bool]) -> None:
+def test_the_input_of_a_block_is_left_alone(fast: list[bool]) -> None:
     block, x = tiny().blocks[0], torch.randn(2, 16, 16)
     before = x.clone()
     with torch.inference_mode():
         y = block(x)
-    assert chosen == [True]
+    assert fast == [True]
     assert torch.equal(x, before)
     assert not torch.equal(y, before)
 
 
-def test_intermediates_are_not_overwritten_by_later_blocks(chosen: list[bool]) -> None:
+def test_intermediates_are_not_overwritten_by_later_blocks(fast: list[bool]) -> None:
     model = tiny(depth=3)
     expected = model.forward_intermediates(images(), intermediates_only=True)
     with torch.no_grad():
         found = model.forward_intermediates(images(), intermediates_only=True)
-    assert chosen == choices(3, grad=True) + choices(3, grad=False)
+    assert fast == choices(3, grad=True) + choices(3, grad=False)
     for f, e in zip(found, expected, strict=True):
         torch.testing.assert_close(f, e.detach(), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_hooks_see_what_they_see_with_gradients(name: str, chosen: list[bool]) -> None:
+def test_hooks_see_what_they_see_with_gradients(name: str, fast: list[bool]) -> None:
     model, seen = tiny(), []
     module = model.blocks[1].get_submodule(name)
     module.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))  # the tensors, no copies
     with torch.no_grad():
         model(images())
     model(images())
-    assert chosen == choices(1, grad=False) + choices(1, grad=True)  # the block without a hook
+    assert fast == choices(1, grad=False) + choices(1, grad=True)  # the block without a hook
     (x, y), (expected_x, expected_y) = seen
     torch.testing.assert_close(x, expected_x.detach(), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(y, expected_y.detach(), atol=1e-6, rtol=1e-5)
@@ -369,7 +380,7 @@ def no_bias(model: nn.Module) -> Iterator[None]:
         no_bias,
     ],
 )
-def test_what_is_not_known_is_called_as_it_is(change: object, grad: bool, chosen: list[bool]) -> None:
+def test_what_is_not_known_is_called_as_it_is(change: object, grad: bool, fast: list[bool]) -> None:
     model = tiny()
     plain = as_written(model)
     changing = change(model)
@@ -378,57 +389,57 @@ def test_what_is_not_known_is_called_as_it_is(change: object, grad: bool, chosen
         logits = model(images())
     expected = as_written(model)
     next(changing, None)
-    assert not chosen
+    assert not fast
     torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-5)
     if change is not derived_projection:  # which only keeps
         assert (expected - plain).abs().max() > 1e-4
 
 
-def test_dropout_kept_on_in_eval_mode_stays_random(chosen: list[bool]) -> None:
+def test_dropout_kept_on_in_eval_mode_stays_random(fast: list[bool]) -> None:
     model = tiny(proj_drop_rate=0.5)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.train()
     with torch.no_grad():
         assert not torch.equal(model(images()), model(images()))
-    assert not chosen
+    assert not fast
 
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("rate", ["drop_path_rate", "proj_drop_rate"])
-def test_a_seed_drops_the_same_with_a_hook_as_without(rate: str, grad: bool, chosen: list[bool]) -> None:
+def test_a_seed_drops_the_same_with_a_hook_as_without(rate: str, grad: bool, fast: list[bool]) -> None:
     model = tiny(drop_path_rule="constant", **{rate: 0.5}).train()
     torch.manual_seed(1)
     with torch.set_grad_enabled(grad):
         logits = model(images())
-    assert chosen == (choices(2, grad) if rate == "drop_path_rate" else [])
+    assert fast == (choices(2, grad) if rate == "drop_path_rate" else [])
     torch.manual_seed(1)
     torch.testing.assert_close(logits, as_written(model), atol=1e-5, rtol=1e-5)
     assert (logits - model.eval()(images())).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_backward_hooks_see_the_gradient_of_a_part(name: str, chosen: list[bool]) -> None:
+def test_backward_hooks_see_the_gradient_of_a_part(name: str, fast: list[bool]) -> None:
     model, seen = tiny(), []
     model.blocks[1].get_submodule(name).register_full_backward_hook(lambda *args: seen.append(args[2][0]))
     model(images()).square().sum().backward()
-    assert chosen == choices(1, grad=True)  # the block without a hook
+    assert fast == choices(1, grad=True)  # the block without a hook
     assert seen[0].abs().max() > 0
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_functional_call_sees_its_own_tensors(grad: bool, chosen: list[bool]) -> None:
+def test_functional_call_sees_its_own_tensors(grad: bool, fast: list[bool]) -> None:
     model = tiny()
     others = {name: p.detach() + 0.1 for name, p in model.named_parameters()}
     with torch.set_grad_enabled(grad):
         logits = functional_call(model, others, images())
-    assert not chosen
+    assert not fast
     model.load_state_dict(others)
     torch.testing.assert_close(logits, as_written(model), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning")  # of torch, loading jvp
-def test_transforms_of_the_chosen_steps(chosen: list[bool]) -> None:
+def test_transforms_of_the_fast_block(fast: list[bool]) -> None:
     """vmap, forward-mode derivatives and second ones, against those of the steps as written."""
     block, x = tiny().blocks[0].requires_grad_(False), torch.randn(3, 16, 16)
     results, counts = [], []
@@ -437,7 +448,7 @@ def test_transforms_of_the_chosen_steps(chosen: list[bool]) -> None:
         _, along = jvp(block, (x,), (x.cos(),))
         _, product = torch.autograd.functional.vhp(lambda t: block(t).square().sum(), x, x.sin())
         results.append((mapped, along, product))
-        counts.append(len(chosen))
+        counts.append(len(fast))
         block.norm.register_forward_hook(lambda *_: None)
     assert counts == 2 * [len(choices(3, grad=True))]
     for found, expected in zip(*results, strict=True):
@@ -446,10 +457,10 @@ def test_transforms_of_the_chosen_steps(chosen: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_shapes_alone(grad: bool, chosen: list[bool]) -> None:
+def test_shapes_alone(grad: bool, fast: list[bool]) -> None:
     with torch.set_grad_enabled(grad):
         assert tiny().to("meta")(images().to("meta")).shape == (2, 5)
-    assert not chosen
+    assert not fast
 
 
 def operations(model: nn.Module, x: torch.Tensor) -> Counter[str]:
@@ -480,7 +491,7 @@ def test_compiled_a_block_is_in_halves(grad: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             cast = operations(tiny(), images())
     in_halves = (5, 1, 2) if says_export else (7, 1, 4)
-    by_onednn = (1, 7, 4) if HAS_ONEDNN and not says_export else in_halves
+    by_onednn = (1, 7, 4) if HAS_BOTH and not says_export else in_halves
     kinds = ("linear", "conv2d", "gelu")  # plain: U, V, head; stem
     for count, expected in ((plain, (5, 1, 2)), (full, by_onednn), (half, in_halves), (cast, in_halves)):
         assert tuple(count[kind] for kind in kinds) == expected

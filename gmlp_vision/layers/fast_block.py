@@ -1,10 +1,9 @@
-"""A gMLP block that nobody watches from inside: the same equation, in the steps that cost least.
+"""A gMLP block that nobody watches from inside: the same equation, in the steps that cost least on a CPU.
 
 U is applied in halves, so that Z1 and Z2 are whole tensors: LayerNorm would copy the half of one, the
 backward pass would put two gradients together, and ONNX's runtimes would copy both. Where no gradient is
 wanted each step is written over the one before: beside its products a block moves memory, and on a CPU new
-memory is dear. docs/speed.md has the figures; of gradients on a GPU there are none, so there a block stays
-as it is written.
+memory is dear. docs/speed.md has the figures; there are none of a GPU, so there a block stays as written.
 
 Shapes: B batch, N tokens (or H, W: a grid of them), D width.
 """
@@ -38,24 +37,25 @@ KNOWN: dict[str, set[type[nn.Module]]] = {
 }
 
 
-def may_choose_steps(x: torch.Tensor, block: nn.Module) -> bool:
+def may_be_fast(x: torch.Tensor, block: nn.Module) -> bool:
     """Whether nobody sees the steps inside this call, and it pays to choose them.
 
     Args:
         x: What the block is called with.
         block: Of which the parts are looked at, not the whole.
     """
-    exporting = torch.compiler.is_exporting()
-    if torch.jit.is_tracing() or (exporting and not torch.onnx.is_in_onnx_export()):
-        return False  # what comes of these may be looked into and changed; a file of ONNX is but computed
+    if torch.compiler.is_exporting():  # a file of ONNX is only computed; what else is exported may be edited
+        return torch.onnx.is_in_onnx_export() and is_unwatched(block)
     # torch.fx calls with a Proxy; a meta tensor has no autocast to ask after
-    if not exporting and (type(x) is not torch.Tensor or x.is_meta):
+    if torch.jit.is_tracing() or type(x) is not torch.Tensor or x.device.type != "cpu":
         return False
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != x.dtype:
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") != x.dtype:
         return False  # the branch may have another dtype than x
-    if not (may_overwrite() or exporting or device == "cpu"):
-        return False
+    return is_unwatched(block)
+
+
+def is_unwatched(block: nn.Module) -> bool:
+    """Whether all parts of a block are what is expected, with no hook on them or on all modules."""
     return not nn.modules.module._has_any_global_hook() and all_plain(block)
 
 
@@ -99,8 +99,8 @@ def is_dropping(part: nn.Module) -> bool:
     return type(part) is nn.Dropout and part.training and part.p > 0
 
 
-def in_chosen_steps(x: torch.Tensor, norm: nn.Module, mlp: Any, drop_path: nn.Module) -> torch.Tensor:
-    """``x + (Z1 * f(LN(Z2))) V`` with ``Z = GELU(norm(x) U)``, for a block that `may_choose_steps`.
+def fast_forward(x: torch.Tensor, norm: nn.Module, mlp: Any, drop_path: nn.Module) -> torch.Tensor:
+    """``x + (Z1 * f(LN(Z2))) V`` with ``Z = GELU(norm(x) U)``, for a block that `may_be_fast`.
 
     Shape: (B, N, D) -> (B, N, D), or (B, H, W, D) -> (B, H, W, D) if that is what f takes. `x` is left alone.
     """
