@@ -19,6 +19,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints import DTYPES, convert_file
 from gmlp_vision.errors import UserError
+from gmlp_vision.models.trunk import Trunk
 
 # The largest difference of a logit that passes, as a part of the spread between images.
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.3}
@@ -33,27 +34,28 @@ class Parity(NamedTuple):
     tolerance: float
 
 
-class Format(NamedTuple):
-    """A kind of file: its suffix, how it is written and run, and which packages that takes beside torch."""
-
-    suffix: str
-    write: Callable[[nn.Module, torch.Tensor, Path], None]
-    open: Callable[[Path], Runner]
-    needs: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = tuple(DTYPES)
-
-
 class Float32Ends(nn.Module):
-    """A copy of a model, in eval mode and some dtype inside, from float32 images to float32 logits."""
+    """A copy of a model on the CPU, in eval mode and some dtype, from float32 images to float32 logits."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: Trunk, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model = deepcopy(model).to(dtype)
+        self.model = deepcopy(model).to("cpu", dtype)
+        self.model.set_grad_checkpointing(False)  # torch 2.9 would leave its traces in an exported program
         self.dtype = dtype
         self.eval()
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.model(image.to(self.dtype)).float()
+
+
+class Format(NamedTuple):
+    """A kind of file: its suffix, how it is written and run, and which packages that takes beside torch."""
+
+    suffix: str
+    write: Callable[[Float32Ends, torch.Tensor, Path], None]
+    open: Callable[[Path], Runner]
+    needs: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = tuple(DTYPES)
 
 
 def export_checkpoint(
@@ -89,7 +91,7 @@ def export_model(
     """Writes a model of this package, in eval mode and at its image size, to a file for another runtime.
 
     Args:
-        model: Is left as it is.
+        model: Is left as it is, in its mode and on its device.
         out: File to write, replaced if it is there. OpenVINO's is an .xml and gets a .bin beside it.
         format: A key of FORMATS.
         dynamic_batch: Whether the file takes any number of images, not one; a TorchScript file always does.
@@ -99,13 +101,15 @@ def export_model(
         The difference that was found, and the tolerance.
 
     Raises:
-        ValueError: An unknown format or dtype, or a suffix that is not the format's.
-        UserError: There is no such folder, a package is missing, the format cannot hold the dtype, the model
-            gives the same logits for any image, or the file computes something else. At `out` all is then as
-            it was.
+        ValueError: An unknown format or dtype, another suffix than the format's, or no model of this package.
+        UserError: There is no such folder, a package is missing, the format cannot hold the dtype or images
+            of any size, the model gives the same logits for any image, or the file computes something else.
+            At `out` all is then as it was.
     """
     out = Path(out)
     check_arguments(out, format, dtype)
+    if not isinstance(model, Trunk):
+        raise ValueError(f"the model is a {type(model).__name__}; expected one of this package, unwrapped")
     kind = FORMATS[format]
     images = torch.randn(3, model.in_chans, *model.stem.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -152,7 +156,7 @@ def check_arguments(out: Path, format: str, dtype: str) -> None:
         )
     missing = [package for package in kind.needs if importlib.util.find_spec(package) is None]
     if missing:
-        raise UserError(f"{format} needs {', '.join(missing)}: pip install 'gmlp-vision[export]'")
+        raise UserError(f"{format} needs packages that are not installed: pip install {' '.join(missing)}")
 
 
 def write_onnx(model: nn.Module, images: torch.Tensor, path: Path) -> None:
@@ -199,7 +203,12 @@ def open_openvino(path: Path) -> Runner:
     return lambda images: torch.from_numpy(compiled(images.numpy())[0])
 
 
-def write_torchscript(model: nn.Module, images: torch.Tensor, path: Path) -> None:
+def write_torchscript(model: Float32Ends, images: torch.Tensor, path: Path) -> None:
+    if model.model.dynamic_img_size:
+        raise UserError(
+            "torchscript cannot express a model made with dynamic_img_size=True: load its state_dict() into "
+            "one made without and export that, or choose another format"
+        )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)  # known: this format was asked for
         torch.jit.save(torch.jit.script(model), path)
@@ -228,11 +237,7 @@ def batch_dimension(images: torch.Tensor) -> tuple[dict[int, Any]] | None:
 
 
 def without_gradients(model: nn.Module) -> Runner:
-    def run(images: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return model(images)
-
-    return run
+    return torch.no_grad()(lambda images: model(images))
 
 
 FORMATS = {

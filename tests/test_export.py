@@ -1,6 +1,7 @@
 """Files for other runtimes: what they compute, what they need, and that a wrong one never appears."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import openvino
 import pytest
 import timm
 import torch
-from timm.models import save_for_hf
-from tiny import images, tiny
+from timm.models import MlpMixer, save_for_hf
+from tiny import TINY, images, tiny
 from torch import nn
 
 from gmlp_vision import export
@@ -80,6 +81,72 @@ def test_other_dtypes(format: str, dtype: str, tmp_path: Path) -> None:
     assert 1e-4 < parity.difference < parity.tolerance
     weights = ".bin" if format == "openvino" else full.suffix
     assert half.with_suffix(weights).stat().st_size < full.with_suffix(weights).stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:FutureWarning")
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_model_in_training(format: str, tmp_path: Path) -> None:
+    model, path, x = (
+        tiny(drop_rate=0.5, drop_path_rate=0.5),
+        tmp_path / f"m{FORMATS[format].suffix}",
+        images(),
+    )
+    expected = logits(model, x)
+    model.train().set_grad_checkpointing(mode="block")
+    export_model(model, path, format, dynamic_batch=True)
+    np.testing.assert_allclose(run(path, x), expected, atol=1e-5, rtol=1e-4)
+    assert model.grad_checkpointing
+    assert all(m.training for m in model.modules())
+
+
+def test_the_copy_checkpoints_nothing_and_does_not_train() -> None:
+    model = tiny().train()
+    model.set_grad_checkpointing()
+    copy = export.Float32Ends(model, torch.bfloat16)
+    assert not copy.model.grad_checkpointing
+    assert not any(m.training for m in copy.modules())
+    assert {p.dtype for p in copy.parameters()} == {torch.bfloat16}
+
+
+def test_the_copy_is_on_the_cpu() -> None:
+    """Seen without a GPU: of all devices only meta has no numbers that could be moved there."""
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        export.Float32Ends(tiny(device="meta"), torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_model_of_varying_size(format: str, tmp_path: Path) -> None:
+    model, path, x = (
+        tiny(dynamic_img_size=True),
+        tmp_path / f"m{FORMATS[format].suffix}",
+        images(1, 3, 32, 32),
+    )
+    if format == "torchscript":
+        with pytest.raises(UserError, match=r"dynamic_img_size=True: load its state_dict\(\) into one"):
+            export_model(model, path, format)
+        assert not list(tmp_path.iterdir())
+    else:
+        export_model(model, path, format)
+        np.testing.assert_allclose(run(path, x), logits(model, x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MlpMixer(img_size=32, patch_size=8, num_blocks=1, embed_dim=16),  # of the stem's name
+        lambda: nn.DataParallel(tiny()),
+        lambda: nn.Sequential(tiny()),
+        lambda: timm.create_model("gmlp_ti16", **TINY, features_only=True, out_indices=(1,)),
+    ],
+)
+def test_no_model_of_this_package(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model = make()
+    message = f"the model is a {type(model).__name__}; expected one of this package, unwrapped"
+    with pytest.raises(ValueError, match=message):
+        export_model(model, tmp_path / "m.pt2", "exported-program")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -156,9 +223,9 @@ def test_arguments(out: str, format: str, dtype: str, message: str, tmp_path: Pa
 
 
 def test_a_missing_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openvino" else there(name))
-    with pytest.raises(UserError, match=r"openvino needs openvino: pip install 'gmlp-vision\[export\]'"):
+    there, missing = importlib.util.find_spec, ("onnxscript", "openvino")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else there(name))
+    with pytest.raises(UserError, match=r"openvino needs .* not installed: pip install onnxscript openvino$"):
         export_model(tiny(), tmp_path / "m.xml", "openvino")
 
 

@@ -1,6 +1,7 @@
 """`set_input_size` on a live model: what it carries, what it keeps, what it records."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from timm.layers import resample_patch_embed
 from timm.models import get_model_input_config, get_model_traits, save_for_hf
 from tiny import TINY, images, perturb, projections, tiny
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from gmlp_vision import GMlp
 from gmlp_vision.layers.resample import resample_bias, resample_operator
@@ -141,6 +143,68 @@ def test_running_out_of_memory_leaves_the_model_as_it_was(monkeypatch: pytest.Mo
         model.set_input_size(48)
     assert {k: i for k, (i, _) in snapshot(model).items()} == {k: i for k, (i, _) in before.items()}
     assert torch.equal(model(images()), expected)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+def parametrize_w(layer: nn.Module, _: nn.Module) -> None:
+    parametrize.register_parametrization(layer, "weight", Doubled())
+
+
+def parametrize_b(layer: nn.Module, _: nn.Module) -> None:
+    parametrize.register_parametrization(layer, "bias", Doubled())
+
+
+def prune_w(layer: nn.Module, _: nn.Module) -> None:
+    prune.l1_unstructured(layer, "weight", amount=0.5)
+
+
+def share_w(layer: nn.Module, first: nn.Module) -> None:
+    layer.weight = first.weight
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("change", [parametrize_w, parametrize_b, prune_w, share_w])
+def test_w_and_b_that_are_not_the_layers_own_are_refused(change: Callable[..., None], dynamic: bool) -> None:
+    model = tiny(dynamic_img_size=dynamic)
+    first, second = projections(model)
+    change(second, first)
+    before, expected = snapshot(model), model(images())
+    spatial = [id(p) for layer in projections(model) for p in layer.parameters()]
+    words = r"blocks\.1\.mlp_channels\.gate\.proj .*remove_parametrizations.*prune\.remove.*copy"
+    with pytest.raises(ValueError, match=words):
+        model.set_input_size(48)
+    assert {k: i for k, (i, _) in snapshot(model).items()} == {k: i for k, (i, _) in before.items()}
+    assert torch.equal(model(images()), expected)
+    model.set_input_size(64, patch_size=16)  # the same grid, so nothing of theirs changes
+    assert [id(p) for layer in projections(model) for p in layer.parameters()] == spatial
+
+
+def test_what_the_refusal_says_to_do_helps() -> None:
+    model = tiny()
+    first, second = projections(model)
+    parametrize_w(first, second)
+    prune_w(second, first)
+    parametrize.remove_parametrizations(first, "weight")
+    prune.remove(second, "weight")
+    old = first.weight.detach().clone()
+    model.set_input_size(48)
+    assert torch.equal(first.weight, resample_operator(old, (4, 4), (6, 6)))
+    assert model(images(2, 3, 48, 48)).std() > 1e-3
+
+
+def test_a_layer_that_is_shared_as_a_whole_stays_shared() -> None:
+    model = tiny()
+    model.blocks[1].mlp_channels.gate.proj = model.blocks[0].mlp_channels.gate.proj
+    (layer,) = projections(model)
+    old = layer.weight.detach().clone()
+    model.set_input_size(48)
+    assert projections(model) == [layer]
+    assert torch.equal(layer.weight, resample_operator(old, (4, 4), (6, 6)))
+    assert model(images(2, 3, 48, 48)).std() > 1e-3
 
 
 # -- what it records -----------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """What a model accepts. Each check refuses the rest with the value, what was expected and what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from timm.layers import to_2tuple
+from torch import nn
 
 
 def check_divides(img_size: int | Sequence[int], patch_size: int | Sequence[int]) -> None:
@@ -65,3 +66,18 @@ def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
     if not indices or not all(-depth <= i < depth for i in indices):
         raise ValueError(f"indices are {list(indices)}; expected at least one, each in [{-depth}, {depth})")
     return sorted({i % depth for i in indices})
+
+
+def check_replaceable(model: nn.Module, layers: Iterable[str]) -> None:
+    """Refuses a layer whose weight or bias is not a parameter of its own, before another takes its place.
+
+    Args:
+        layers: Their names in the model.
+    """
+    own = {name for name, _ in model.named_parameters()}  # one that is shared has its first name only
+    for layer in layers:
+        if not {f"{layer}.weight", f"{layer}.bias"} <= own:
+            raise ValueError(
+                f"the weight or bias of {layer} is computed (parametrize, prune) or shared, so no other can "
+                "take its place: call remove_parametrizations or prune.remove, or give it a copy"
+            )

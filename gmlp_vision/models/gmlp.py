@@ -226,19 +226,19 @@ def _create_gmlp(variant: str, pretrained: bool = False, **kwargs: Any) -> GMlp:
 
 @register_model
 def gmlp_ti16(pretrained: bool = False, **kwargs: Any) -> GMlp:
-    """gMLP-Ti of Table 1: 5.9 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
+    """gMLP-Ti of Table 1: 5.87 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
     return _create_gmlp("gmlp_ti16", pretrained, **kwargs)
 
 
 @register_model
 def gmlp_s16(pretrained: bool = False, **kwargs: Any) -> GMlp:
-    """gMLP-S of Table 1: 19.5 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
+    """gMLP-S of Table 1: 19.42 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
     return _create_gmlp("gmlp_s16", pretrained, **kwargs)
 
 
 @register_model
 def gmlp_b16(pretrained: bool = False, **kwargs: Any) -> GMlp:
-    """gMLP-B of Table 1: 73.4 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
+    """gMLP-B of Table 1: 73.08 M parameters, 224 px, patch 16. Any entry of its size may be overridden."""
     return _create_gmlp("gmlp_b16", pretrained, **kwargs)
 
 

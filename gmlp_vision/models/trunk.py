@@ -17,7 +17,14 @@ from timm.models._input import update_model_input_size
 from torch import nn
 
 from gmlp_vision.layers import DynamicSpatialProjection, SpatialProjection
-from gmlp_vision.models.checks import check_count, check_divides, check_image, check_pool, check_rate
+from gmlp_vision.models.checks import (
+    check_count,
+    check_divides,
+    check_image,
+    check_pool,
+    check_rate,
+    check_replaceable,
+)
 from gmlp_vision.models.recompute import check_mode, recompute
 from gmlp_vision.models.weight_init import drop_path_rates, init_layer
 
@@ -160,17 +167,19 @@ class Trunk(nn.Module):
             patch_size: The same of a patch. A new one resizes the stem's kernel by timm's own rule.
 
         Raises:
-            ValueError: The patch does not divide the image; the model is left as it was.
+            ValueError: The patch does not divide the image, or W or b is computed or shared; nothing changes.
         """
         new_img_size = to_2tuple(self.stem.img_size if img_size is None else img_size)
         new_patch_size = to_2tuple(self.stem.patch_size if patch_size is None else patch_size)
         check_divides(new_img_size, new_patch_size)
         grid_size = (new_img_size[0] // new_patch_size[0], new_img_size[1] // new_patch_size[1])
-        tied = [m for m in self.modules() if isinstance(m, SpatialProjection) and m.grid_size != grid_size]
+        layers = self.named_modules()
+        tied = {k: m for k, m in layers if isinstance(m, SpatialProjection) and m.grid_size != grid_size}
+        check_replaceable(self, tied)
         with torch.no_grad():
-            carried = [layer.on_grid(grid_size) for layer in tied]  # all of them before any is replaced
+            carried = [layer.on_grid(grid_size) for layer in tied.values()]  # all before any is replaced
         self.stem.set_input_size(new_img_size, new_patch_size)
-        for layer, (weight, bias) in zip(tied, carried, strict=True):
+        for layer, (weight, bias) in zip(tied.values(), carried, strict=True):
             layer.replace_grid(grid_size, weight, bias)
         for info in self.feature_info:
             info["reduction"] = max(new_patch_size)
