@@ -27,7 +27,7 @@ import yaml
 from evidence_images import make_subset
 from evidence_models import ROWS, Contender
 from evidence_table import folder_of, last_top1, report
-from table import machine
+from speed_table import machine
 from tqdm import tqdm
 
 from gmlp_vision.atomic import new_folder

@@ -23,7 +23,7 @@ class Run(NamedTuple):
     options: dict[str, Any]  # all of train.py's
     further: list[str]  # those that were given by hand
     seconds: float  # wall time
-    machine: dict[str, Any]  # as `table.machine` says of the run's device, and the number of threads
+    machine: dict[str, Any]  # as `speed_table.machine` says of the run's device, and the number of threads
 
 
 def folder_of(output: Path, row: str, seed: int) -> Path:

@@ -2,20 +2,22 @@
 
     python benchmarks/int8.py CHECKPOINT DATA [--images N]
 
-DATA has one folder a class. Its first N images in the order of a seeded permutation are the test; the
-static kind is calibrated on the next 256. Both kinds leave the stem's convolution as it is.
+DATA has one folder a class. Its first N images in the order of a seeded permutation are the test, and the
+first 16 of them the batch that is timed; the static kind is calibrated on the next 256. Both kinds leave the
+stem's convolution as it is.
 """
 
 import argparse
 import datetime
 import os
+import statistics
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnxruntime
 import torch
-from clock import take_turns
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantType,
@@ -23,14 +25,18 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
+from speed_clock import take_turns
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import datasets, transforms
 from tqdm import tqdm
 
+from gmlp_vision.errors import UserError
 from gmlp_vision.export import export_checkpoint
 
 OPERATIONS = ["MatMul", "Gemm"]
 MEAN = STD = (0.5, 0.5, 0.5)
+BATCH = 16  # images of the timing
+CALIBRATION = 256  # images
 
 
 class Batches(CalibrationDataReader):
@@ -54,14 +60,21 @@ def quantised(path: Path, calibration: Dataset) -> dict[str, Path]:
     return {"fp32": path, "int8, dynamic": dynamic, "int8, static": static}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoint")
-    parser.add_argument("data", help="folder of one folder a class")
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+def measure(args: argparse.Namespace) -> None:
+    """Prints the table.
 
+    Raises:
+        UserError: Too few images, or the checkpoint cannot be exported.
+    """
+    images = datasets.ImageFolder(args.data)
+    if args.images < BATCH:
+        raise UserError(f"--images is {args.images}; the timing alone takes {BATCH}")
+    if len(images) < args.images + CALIBRATION:
+        raise UserError(
+            f"{args.data} has {len(images)} images; {args.images} to test and {CALIBRATION} to calibrate on "
+            "are wanted: lower --images"
+        )
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = args.threads
     with tempfile.TemporaryDirectory() as folder:
@@ -69,31 +82,41 @@ def main() -> None:
         export_checkpoint(args.checkpoint, path, "onnx", dynamic_batch=True)
         size = onnxruntime.InferenceSession(path).get_inputs()[0].shape[2:]
         steps = [transforms.Resize(size, transforms.InterpolationMode.BICUBIC), transforms.ToTensor()]
-        images = datasets.ImageFolder(
-            args.data, transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
-        )
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
-        files = quantised(path, Subset(images, order[args.images : args.images + 256]))
+        images.transform = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
+        files = quantised(path, Subset(images, order[args.images : args.images + CALIBRATION]))
         sessions = {name: onnxruntime.InferenceSession(file, options) for name, file in files.items()}
         sizes = {name: file.stat().st_size for name, file in files.items()}
 
     right = dict.fromkeys(sessions, 0)
-    loader = DataLoader(Subset(images, order[: args.images]), batch_size=128)
-    for x, labels in tqdm(loader, desc="top-1"):
+    tested = Subset(images, order[: args.images])
+    for x, labels in tqdm(DataLoader(tested, batch_size=128), desc="top-1"):
         for name, session in sessions.items():
-            right[name] += (
-                (session.run(None, {"image": x.numpy()})[0].argmax(1) == labels.numpy()).sum().item()
-            )
-    batch = {"image": x[:16].numpy()}
+            found = session.run(None, {"image": x.numpy()})[0].argmax(1)
+            right[name] += (found == labels.numpy()).sum().item()
+    batch = {"image": torch.stack([tested[i][0] for i in range(BATCH)]).numpy()}
     calls = {name: lambda s=session: s.run(None, batch) for name, session in sessions.items()}
     seconds = take_turns(calls, 101, torch.device("cpu"))
 
     print(f"{datetime.date.today()}, {os.cpu_count()} CPU cores, onnxruntime {onnxruntime.__version__}\n")
-    print("| kind | top-1 | MB | img/s, batch 16 |\n|---|---|---|---|")
+    print(f"| kind | top-1 | MB | img/s, batch {BATCH} |\n|---|---|---|---|")
     for name in files:
-        top1 = 100 * right[name] / args.images
-        print(f"| {name} | {top1:.2f} | {sizes[name] / 1e6:.2f} | {16 / seconds[name]:.0f} |")
+        top1, speed = 100 * right[name] / len(tested), BATCH / statistics.median(seconds[name])
+        print(f"| {name} | {top1:.2f} | {sizes[name] / 1e6:.2f} | {speed:.0f} |")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint")
+    parser.add_argument("data", help="folder of one folder a class")
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=2)
+    try:
+        measure(parser.parse_args(argv))
+    except (UserError, OSError) as error:
+        print(f"int8.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

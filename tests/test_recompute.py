@@ -1,16 +1,14 @@
 """Activation checkpointing: equal gradients in each mode, and what is computed twice or kept."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import timm
 import torch
+from speed_memory import activation_bytes
 from tiny import images, tiny
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MODES = ["selective", "block"]
@@ -108,7 +106,7 @@ def test_what_is_computed_twice(hook: bool, ratio: int) -> None:
 
 
 @pytest.mark.slow
-def test_activation_bytes(tmp_path: Path) -> None:
+def test_activation_bytes() -> None:
     """Two blocks of gMLP-S against timm's: the bytes alive between forward and backward."""
     size = {"embed_dim": 256, "num_classes": 0}
     ours = timm.create_model("gmlp_s16", depth=2, **size).train()
@@ -120,23 +118,19 @@ def test_activation_bytes(tmp_path: Path) -> None:
         mlp_layer=timm.layers.GatedMlp,
         **size,
     )
-    timms = alive(theirs, tmp_path)
+    timms = alive(theirs)
     assert timms > 8e6
     ours.set_grad_checkpointing()
-    assert alive(ours, tmp_path) <= 0.33 * timms
+    assert alive(ours) <= 0.33 * timms
     ours.set_grad_checkpointing(mode="block")
-    assert alive(ours, tmp_path) <= 0.08 * timms
+    assert alive(ours) <= 0.08 * timms
 
 
-def alive(model: nn.Module, folder: Path) -> int:
+def alive(model: nn.Module) -> int:
+    """The bytes that a step keeps for its backward pass."""
     x = images(1, 3, 224, 224)
-    kept = [model(x)]  # the first call has its own
-    kept.pop()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept.append(model(x))
-    profiler.export_chrome_trace(str(folder / "trace.json"))
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    return sum(e["args"]["Bytes"] for e in events if e["name"] == "[memory]")
+    model(x).square().sum().backward()  # the first step has its own
+    return activation_bytes(lambda: model(x).square().sum(), x.device)[0]
 
 
 @every_mode

@@ -96,7 +96,6 @@ class Trunk(nn.Module):
         self.grad_checkpointing = False
         self.checkpointing_mode = "selective"
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-
         self.stem = PatchEmbed(
             to_2tuple(img_size),
             to_2tuple(patch_size),
@@ -154,9 +153,7 @@ class Trunk(nn.Module):
 
     @torch.jit.ignore
     def set_input_size(
-        self,
-        img_size: int | tuple[int, int] | None = None,
-        patch_size: int | tuple[int, int] | None = None,
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
         """Carries the weights, in place, to another image or patch size (docs/resampling.md).
 

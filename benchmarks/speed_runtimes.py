@@ -1,15 +1,16 @@
-"""Ways to run a model without gradients. Each makes, from a model and one batch, a call without arguments."""
+"""Ways to run a model without gradients. Each makes of a model and a batch a call that gives the logits."""
 
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
-from gmlp_vision.export import write_onnx
+from gmlp_vision.export import FORMATS, write_onnx
 
-Run = Callable[[], object]
+Run = Callable[[], torch.Tensor | np.ndarray]
 Maker = Callable[[nn.Module, torch.Tensor], Run]
 
 
@@ -18,12 +19,13 @@ def eager(model: nn.Module, x: torch.Tensor) -> Run:
 
 
 def compiled(model: nn.Module, x: torch.Tensor) -> Run:
-    call = torch.compile(model)
+    # a whole graph, since torch would else run in eager mode what it has compiled too often
+    call = torch.compile(model, fullgraph=True, dynamic=False)
     return torch.inference_mode()(lambda: call(x))
 
 
 def cuda_graphs(model: nn.Module, x: torch.Tensor) -> Run:
-    call = torch.compile(model, mode="reduce-overhead")
+    call = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
     return torch.inference_mode()(lambda: call(x))
 
 
@@ -37,7 +39,7 @@ def onnx_runtime(model: nn.Module, x: torch.Tensor) -> Run:
         write_onnx(model, x[:2], path)
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     image = {"image": x.numpy()}
-    return lambda: session.run(None, image)
+    return lambda: session.run(None, image)[0]
 
 
 def openvino(model: nn.Module, x: torch.Tensor) -> Run:
@@ -60,7 +62,7 @@ def _openvino(model: nn.Module, x: torch.Tensor, precision: str) -> Run:
         config = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         request = openvino.Core().compile_model(graph, "CPU", config).create_infer_request()
     image = [x.numpy()]
-    return lambda: request.infer(image)
+    return lambda: request.infer(image)[0]
 
 
 # (runtime, dtype): its maker. Where the maker sets the precision itself, it gets a float32 model.
@@ -78,3 +80,6 @@ CUDA: dict[tuple[str, str], Maker] = {
     for runtime, make in (("eager", eager), ("compile", compiled), ("cuda graphs", cuda_graphs))
     for dtype in ("fp32", "tf32", "bf16")
 }
+RUNTIMES = tuple(dict.fromkeys(runtime for runtime, _ in (*CPU, *CUDA)))
+# The packages that a runtime takes beside torch.
+NEEDS = {"onnxruntime": FORMATS["onnx"].needs, "openvino": FORMATS["openvino"].needs}

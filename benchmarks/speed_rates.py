@@ -2,35 +2,42 @@
 
 import argparse
 import math
+import statistics
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import torch
-from clock import take_turns
-from contenders import check_same, in_pieces, make_instead, make_pair
-from memory import activation_bytes
-from runtimes import CPU, CUDA, Maker, eager
-from table import Row
+from speed_clock import take_turns
+from speed_contenders import check_same, in_pieces, make_instead, make_pair
+from speed_memory import activation_bytes
+from speed_runtimes import CPU, CUDA, Maker, Run, eager
+from speed_table import Row
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.flop_counter import FlopCounterMode
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCES = {"fp32": 1e-3, "tf32": 0.1, "bf16": 0.2}
-BOUND = 2048  # the side of the matrices whose product sets the bound
-SHORT = 18.0  # seconds for all rounds of one run of the short mode; there are two, each with its start
+SIDES = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product sets the bound
+SHORT = 15.0  # seconds for all rounds of one run of the short mode; there are two, each with its start
 
 
 class Product(nn.Module):
-    """A plain matrix product; its rate in a runtime bounds what any model can reach there."""
+    """A plain product of square matrices; its rate in a runtime bounds what any model can reach there."""
 
-    def __init__(self) -> None:
+    def __init__(self, side: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(BOUND, BOUND), requires_grad=False)
+        self.weight = nn.Parameter(torch.randn(side, side), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weight
+
+
+def product(make: Maker, device: torch.device, dtype: torch.dtype) -> Run:
+    matrices = Product(SIDES[device.type]).to(device, dtype)
+    return make(matrices, torch.randn_like(matrices.weight))
 
 
 def makers(device: torch.device) -> dict[tuple[str, str], Maker]:
@@ -38,70 +45,85 @@ def makers(device: torch.device) -> dict[tuple[str, str], Maker]:
     return CUDA if device.type == "cuda" else CPU
 
 
+def set_precision(dtype: str) -> None:
+    """Products and convolutions of float32 are in tf32 if that is asked for, and else are not."""
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+
+
 def inference(run: Row, args: argparse.Namespace) -> Iterator[Row]:
     """Images per second without gradients."""
+    torch.compiler.reset()  # what was compiled for earlier runs neither serves nor counts in this one
+    set_precision(run["dtype"])
     make = makers(args.device)[run["runtime"], run["dtype"]]
-    torch.set_float32_matmul_precision("high" if run["dtype"] == "tf32" else "highest")
     # a runtime other than torch takes a float32 model, and turns it to bf16 itself
     dtype = torch.float32 if run["runtime"] in ("onnxruntime", "openvino") else DTYPES[run["dtype"]]
     ours, theirs = (model.to(args.device, dtype) for model in make_pair(run["model"]))
     x = images(run["batch"], args.device, dtype)
-    with torch.inference_mode():
-        check_same(ours, theirs, x, TOLERANCES[run["dtype"]])
     calls = {"timm": make(theirs, x), "ours": make(ours, x)}
     if run["runtime"] == "eager" and run["batch"] > 4 and args.device.type == "cpu" and not args.short:
         calls["ours, in pieces of 4"] = torch.inference_mode()(lambda: in_pieces(ours, 4)(x))
     if run["runtime"] == "eager" and args.device.type == "cuda":
         calls |= {name: make(variant, x) for name, variant in gpu_variants(ours)}
+    check_same(calls, TOLERANCES[run["dtype"]])
     if not args.short:
         instead = make_instead(run["model"]).items()
         calls |= {name: make(model.to(args.device, dtype), x) for name, model in instead}
-    calls["product"] = make(
-        Product().to(args.device, dtype), torch.randn(BOUND, BOUND).to(args.device, dtype)
-    )
+    calls["product"] = product(make, args.device, dtype)
     rounds = args.rounds * (5 if run["batch"] == 1 else 1)  # short ones vary more
     limit = SHORT if args.short else math.inf
-    yield from rows(run, take_turns(calls, rounds, args.device, limit), macs(ours, x))
+    yield from rows(run, take_turns(calls, rounds, args.device, limit), macs(ours, x), args.device)
 
 
 def training(run: Row, args: argparse.Namespace) -> Iterator[Row]:
     """Images per second of forward, loss and backward, and the bytes kept between them; bf16 by autocast."""
+    set_precision(run["dtype"])
     ours, theirs = (model.train().to(args.device) for model in make_pair(run["model"]))
     x = images(run["batch"], args.device, torch.float32)
     labels = torch.zeros(run["batch"], dtype=torch.long, device=args.device)
 
-    def loss(model: nn.Module, checkpointing: Row | None = None) -> torch.Tensor:
+    def forward(model: Any, checkpointing: Row | None = None) -> torch.Tensor:
         if checkpointing is not None:
             model.set_grad_checkpointing(**checkpointing)
         with torch.autocast(args.device.type, torch.bfloat16, enabled=run["dtype"] == "bf16"):
-            return cross_entropy(model(x), labels)
+            return model(x)
 
-    models = {
+    def loss(logits: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(logits.float(), labels)
+
+    def forward_loss(model: Any, *checkpointing: Row) -> torch.Tensor:
+        return loss(forward(model, *checkpointing))
+
+    def step(model: Any, *checkpointing: Row) -> torch.Tensor:
+        model.zero_grad(set_to_none=False)
+        logits = forward(model, *checkpointing)
+        loss(logits).backward()
+        return logits.detach()
+
+    models: dict[str, tuple[Any, ...]] = {
         "timm": (theirs,),
         "ours": (ours, {"enable": False}),
         "ours, checkpointing": (ours, {}),
         "ours, checkpointing blocks": (ours, {"mode": "block"}),
         **{name: (model.train().to(args.device),) for name, model in make_instead(run["model"]).items()},
     }
-
-    def step(model: nn.Module, *checkpointing: Row) -> None:
-        model.zero_grad(set_to_none=False)
-        loss(model, *checkpointing).backward()
-
-    calls = {name: partial(step, *model) for name, model in models.items()}
-    product = Product().to(args.device, DTYPES[run["dtype"]])
-    calls["product"] = eager(product, torch.randn_like(product.weight))
+    calls: dict[str, Run] = {name: partial(step, *model) for name, model in models.items()}
+    check_same(calls, TOLERANCES[run["dtype"]])
+    calls["product"] = product(eager, args.device, DTYPES[run["dtype"]])
     taken = take_turns(calls, args.rounds, args.device)
-    kept = {name: activation_bytes(partial(loss, *model), args.device) for name, model in models.items()}
-    mib = {name: [b / run["batch"] / 2**20 for b in alive_and_peak] for name, alive_and_peak in kept.items()}
-    for row in rows(run, taken, 3 * macs(ours, x)):
+    mib = {}
+    for name, model in models.items():
+        kept = activation_bytes(partial(forward_loss, *model), args.device)
+        mib[name] = [b / run["batch"] / 2**20 for b in kept]
+    for row in rows(run, taken, 3 * macs(ours, x), args.device):
         yield {**row, "activations": {name: mib[name] for name in row["images_per_second"]}}
 
 
-def rows(run: Row, seconds: dict[str, float], model_macs: int) -> Iterator[Row]:
+def rows(run: Row, seconds: dict[str, list[float]], model_macs: int, device: torch.device) -> Iterator[Row]:
     """One row for each of our variants."""
-    bound = BOUND**3 / seconds.pop("product") / model_macs
-    speeds = {name: run["batch"] / s for name, s in seconds.items()}
+    usual = {name: statistics.median(taken) for name, taken in seconds.items()}
+    bound = SIDES[device.type] ** 3 / usual.pop("product") / model_macs
+    speeds = {name: run["batch"] / s for name, s in usual.items()}
     instead = {k: v for k, v in speeds.items() if k != "timm" and not k.startswith("ours")}
     for name in (name for name in speeds if name.startswith("ours")):
         shown = {"timm": speeds["timm"], name: speeds[name], **(instead if name == "ours" else {})}
@@ -111,6 +133,7 @@ def rows(run: Row, seconds: dict[str, float], model_macs: int) -> Iterator[Row]:
             "images_per_second": shown,
             "ratio": speeds[name] / speeds["timm"],
             "of_bound": speeds[name] / bound,
+            "seconds": {k: seconds[k] for k in (*shown, "product")},
         }
 
 
@@ -127,7 +150,7 @@ def macs(model: nn.Module, x: torch.Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def gpu_variants(ours: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def gpu_variants(ours: Any) -> Iterator[tuple[str, nn.Module]]:
     """What might pay on a GPU: rows of W at a stride that is a multiple of 8; the gate as Triton kernels."""
     padded = deepcopy(ours)
     for block in padded.blocks:
@@ -136,6 +159,6 @@ def gpu_variants(ours: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         weight.data = pad(weight.data, (0, -n % 8))[:, :n]
     yield "ours, W padded", padded
     fused = deepcopy(ours)
-    for block in fused.blocks:
-        block.mlp_channels.gate.compile()  # inductor writes norm, bias and product with Z1 as Triton kernels
+    for block in fused.blocks:  # inductor writes norm, bias and product with Z1 as Triton kernels
+        block.mlp_channels.gate.compile(fullgraph=True, dynamic=False)
     yield "ours, gate compiled", fused

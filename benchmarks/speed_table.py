@@ -40,17 +40,27 @@ def table(rows: list[Row]) -> str:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Date, processor, and the versions of all that was measured."""
+    """Date, processor, and the versions of all that was measured; the commit is None outside a checkout."""
     info = Path("/proc/cpuinfo")
     names = [s for s in info.read_text().splitlines() if s.startswith("model name")] if info.exists() else []
     cpu = names[0].partition(":")[2].strip() if names else platform.processor()
     packages = ("torch", "timm", "onnxruntime", "openvino", "gmlp-vision")
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit(Path(__file__).parent),
         "cpu": f"{cpu}, {os.cpu_count()} cores",
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "versions": {"python": platform.python_version(), **{p: installed(p) for p in packages}},
     }
+
+
+def commit(folder: Path) -> str | None:
+    """What git has checked out there, as "abc1234" or "abc1234 with changes"; None where it has nothing."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--exclude=*", "--dirty= with changes"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def installed(package: str) -> str:
