@@ -26,6 +26,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 from speed_clock import take_turns
+from speed_runtimes import onnxruntime_options
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import datasets, transforms
 from tqdm import tqdm
@@ -75,8 +76,7 @@ def measure(args: argparse.Namespace) -> None:
             "are wanted: lower --images"
         )
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = args.threads
+    options = onnxruntime_options(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         export_checkpoint(args.checkpoint, path, "onnx", dynamic_batch=True)
