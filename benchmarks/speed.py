@@ -1,7 +1,7 @@
 """How fast and lean gMLP is here, against timm's gMLP with the same weights and against the machine's limit.
 
     python benchmarks/speed.py --short                 # gMLP-S without gradients, in under a minute
-    python benchmarks/speed.py --json speed.json       # everything: hours on 2 CPU cores
+    python benchmarks/speed.py --json speed.json       # everything: about two hours on 2 CPU cores
     python benchmarks/speed.py --device cuda --json speed.json
 
 A line of the table is one kind of run of one of our variants. In it all contenders take turns in one process;
