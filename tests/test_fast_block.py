@@ -23,7 +23,7 @@ INNER = ["norm", "mlp_channels", "drop_path", *(f"mlp_channels.{name}" for name 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Grows by one for each block whose steps were fast: whether they were written over each other."""
+    """Grows by one for each block that took the fast steps: whether they were written over each other."""
     calls: list[bool] = []
     compute = gmlp.fast_forward
 
