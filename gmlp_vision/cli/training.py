@@ -42,7 +42,9 @@ def _demo(args: argparse.Namespace) -> None:
         moved = ", ".join(f"{ratio:,.0f}" for ratio in result.moved)
         print(f"W has grown from its init (root mean square 1e-6), block by block: {moved} times")
     print(f"{output}/filters.png shows W: each row as a kernel over the 8 x 8 tokens")
-    print(f'the model again: timm.create_model("local-dir:{output}", pretrained=True)')
+    print(
+        f'the model again: import gmlp_vision, timm; timm.create_model("local-dir:{output}", pretrained=True)'
+    )
 
 
 def add_recipe(commands: Any) -> None:
