@@ -26,7 +26,7 @@ import torch
 import yaml
 from evidence_images import make_subset
 from evidence_models import ROWS, Contender
-from evidence_table import folder_of, last_top1, report
+from evidence_table import folder_of, last_top1, read_options, report
 from speed_table import machine
 from tqdm import tqdm
 
@@ -81,12 +81,12 @@ def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequen
             raise KeyboardInterrupt(f"stopped; the log is {log}, the same command goes on") from None
         if ended.returncode != 0:
             raise UserError(f"train.py ended with {ended.returncode}; the log is {log}")
+        options = read_options(new)
         try:
-            last_top1(new)  # stopped by a signal, train.py ends with 0 all the same
+            last_top1(new, options["epochs"])  # stopped by a signal, train.py ends with 0 all the same
         except UserError as error:
             raise UserError(f"{error}; the log is {log}") from None
-        device = torch.device(yaml.safe_load((new / "args.yaml").read_text())["device"])
-        where = {**machine(device), "threads": torch.get_num_threads()}
+        where = {**machine(torch.device(options["device"])), "threads": torch.get_num_threads()}
         told = {"further": list(further), "seconds": time.monotonic() - start, "machine": where}
         (new / "run.json").write_text(json.dumps(told, indent=1) + "\n")
 

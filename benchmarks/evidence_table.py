@@ -31,13 +31,17 @@ def folder_of(output: Path, row: str, seed: int) -> Path:
     return output / row / f"seed{seed}"
 
 
-def last_top1(folder: Path) -> float:
+def read_options(folder: Path) -> dict[str, Any]:
+    """All options of train.py in the run of this folder."""
+    return yaml.safe_load((folder / "args.yaml").read_text())
+
+
+def last_top1(folder: Path, epochs: int) -> float:
     """Top-1, in %, after the last epoch: not the best one, which would be chosen on the test images.
 
     Raises:
         UserError: train.py has not come to the end of its last epoch there.
     """
-    epochs = yaml.safe_load((folder / "args.yaml").read_text())["epochs"]
     summary = folder / "summary.csv"
     if summary.exists():
         with summary.open(newline="") as lines:
@@ -54,9 +58,9 @@ def read_runs(output: Path, seeds: Sequence[int]) -> dict[tuple[str, int], Run]:
         for seed in seeds:
             folder = folder_of(output, row, seed)
             if folder.is_dir():
-                options = yaml.safe_load((folder / "args.yaml").read_text())
+                options = read_options(folder)
                 told = json.loads((folder / "run.json").read_text())
-                runs[row, seed] = Run(last_top1(folder), options, **told)
+                runs[row, seed] = Run(last_top1(folder, options["epochs"]), options, **told)
     return runs
 
 
