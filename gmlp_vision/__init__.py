@@ -9,7 +9,8 @@ prefer_installed_timm()  # before the next line imports timm
 
 from gmlp_vision.checkpoints import load_checkpoint  # noqa: E402
 from gmlp_vision.errors import CheckpointError  # noqa: E402
-from gmlp_vision.models import GMlp, GMlpBlock  # noqa: E402
+import gmlp_vision.models
+from gmlp_vision.models.gmlp import GMlp, GMlpBlock  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = ["CheckpointError", "GMlp", "GMlpBlock", "load_checkpoint"]

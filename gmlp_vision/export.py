@@ -19,7 +19,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints import DTYPES, convert_file
 from gmlp_vision.errors import UserError
-from gmlp_vision.models.trunk import Trunk
+from gmlp_vision.trunks import Trunk
 
 # The largest difference of a logit that passes, as a part of the spread between images.
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.3}

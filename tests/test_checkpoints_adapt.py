@@ -17,7 +17,7 @@ from torch import nn
 from gmlp_vision import CheckpointError, load_checkpoint
 from gmlp_vision.checkpoints import Report
 from gmlp_vision.checkpoints.grid import source_grid
-from gmlp_vision.layers.resample import resample_bias, resample_operator
+from gmlp_vision.layers.resample import resample_map, resample_operator
 
 W, B = "blocks.1.mlp_channels.gate.proj.weight", "blocks.1.mlp_channels.gate.proj.bias"
 HEAD = {"head.weight", "head.bias"}
@@ -211,7 +211,7 @@ def test_patch_channels_grid_and_classes_at_once(load: Load, tmp_path: Path) -> 
         if name.endswith("gate.proj.weight"):
             expected[name] = resample_operator(state[name], (4, 4), (6, 8))
         if name.endswith("gate.proj.bias"):
-            expected[name] = resample_bias(state[name], (4, 4), (6, 8))
+            expected[name] = resample_map(state[name], (4, 4), (6, 8))
     assert same_weights(loaded, expected, but=HEAD)
 
 
@@ -225,7 +225,7 @@ def test_w_and_b_are_carried_to_the_models_grid(load: Load, img_size: int | tupl
     loaded = load(saved(source, tmp_path / "x.pth"), img_size=img_size)
     grid = loaded.stem.grid_size
     assert torch.equal(loaded.state_dict()[W], resample_operator(source.state_dict()[W], (4, 4), grid))
-    assert torch.equal(loaded.state_dict()[B], resample_bias(source.state_dict()[B], (4, 4), grid))
+    assert torch.equal(loaded.state_dict()[B], resample_map(source.state_dict()[B], (4, 4), grid))
 
 
 @both_routes

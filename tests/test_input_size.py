@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from gmlp_vision import GMlp
-from gmlp_vision.layers.resample import resample_bias, resample_operator
+from gmlp_vision.layers.resample import resample_map, resample_operator
 
 
 def snapshot(model: nn.Module) -> dict[str, tuple[int, torch.Tensor]]:
@@ -36,7 +36,7 @@ def test_every_w_and_b_is_carried_and_nothing_else(img_size: object, grid: tuple
     for old, new in zip(projections(before), projections(model), strict=True):
         assert new.grid_size == grid
         assert torch.equal(new.weight, resample_operator(old.weight, (4, 4), grid))
-        assert torch.equal(new.bias, resample_bias(old.bias, (4, 4), grid))
+        assert torch.equal(new.bias, resample_map(old.bias, (4, 4), grid))
         assert new.weight.std() > 0.01
     rest = {k: v for k, v in before.state_dict().items() if ".gate.proj." not in k}
     assert len(rest) == len(before.state_dict()) - 4

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from gmlp_vision.layers.resample import resample_bias, resample_operator
+from gmlp_vision.layers.resample import resample_map, resample_operator
 
 Grid = tuple[int, int]
 
@@ -44,7 +44,7 @@ def larger(grid: Grid, more: Grid) -> Grid:
 def test_bias_is_resized_as_a_picture(old: Grid, new: Grid) -> None:
     b = noise(n(old))
     torch.testing.assert_close(
-        resample_bias(b, old, new), resize(b[:, None], old, new)[:, 0], atol=1e-12, rtol=0
+        resample_map(b, old, new), resize(b[:, None], old, new)[:, 0], atol=1e-12, rtol=0
     )
 
 
@@ -52,7 +52,7 @@ def test_shrinking_is_pillows_bicubic() -> None:
     picture = noise(9, 12).float()
     for size in ((5, 7), (1, 4), (6, 1), (9, 5)):
         expected = np.asarray(Image.fromarray(picture.numpy()).resize(size[::-1], Image.Resampling.BICUBIC))
-        shrunk = resample_bias(picture.flatten(), (9, 12), size).reshape(size)
+        shrunk = resample_map(picture.flatten(), (9, 12), size).reshape(size)
         np.testing.assert_allclose(shrunk.numpy(), expected, atol=1e-5)
 
 
@@ -76,7 +76,7 @@ def test_operator_is_r_w_s_written_out(old: Grid, new: Grid) -> None:
 def test_equal_grids_change_nothing(dtype: torch.dtype, grid: Grid) -> None:
     w, b = noise(n(grid), n(grid)).to(dtype), noise(n(grid)).to(dtype)
     assert torch.equal(resample_operator(w, grid, grid), w)
-    assert torch.equal(resample_bias(b, grid, grid), b)
+    assert torch.equal(resample_map(b, grid, grid), b)
 
 
 @few
@@ -92,7 +92,7 @@ def test_where_it_grows_mapping_and_resizing_commute(old: Grid, more: Grid) -> N
 @given(grids, grids)
 def test_a_bias_of_one_stays_one(old: Grid, new: Grid) -> None:
     ones = torch.ones(n(new), dtype=torch.float64)
-    torch.testing.assert_close(resample_bias(ones.new_ones(n(old)), old, new), ones, atol=1e-12, rtol=0)
+    torch.testing.assert_close(resample_map(ones.new_ones(n(old)), old, new), ones, atol=1e-12, rtol=0)
 
 
 @few
@@ -129,13 +129,13 @@ def test_computed_in_float64_and_given_back_in_its_own_dtype(dtype: torch.dtype)
     w, b = noise(24, 24).to(dtype), noise(24).to(dtype)
     carried = resample_operator(w, (4, 6), (6, 3))
     assert torch.equal(carried, resample_operator(w.double(), (4, 6), (6, 3)).to(dtype))
-    assert torch.equal(resample_bias(b, (4, 6), (6, 3)), resample_bias(b.double(), (4, 6), (6, 3)).to(dtype))
+    assert torch.equal(resample_map(b, (4, 6), (6, 3)), resample_map(b.double(), (4, 6), (6, 3)).to(dtype))
 
 
 def test_differentiable() -> None:
     w, b = noise(6, 6).requires_grad_(), noise(6).requires_grad_()
     assert torch.autograd.gradcheck(lambda t: resample_operator(t, (2, 3), (3, 2)), w)
-    assert torch.autograd.gradcheck(lambda t: resample_bias(t, (2, 3), (3, 2)), b)
+    assert torch.autograd.gradcheck(lambda t: resample_map(t, (2, 3), (3, 2)), b)
 
 
 def test_tokens_are_in_row_major_order() -> None:
@@ -163,4 +163,4 @@ def test_a_map_of_another_grid(old: Grid, new: Grid, words: list[str]) -> None:
         resample_operator(noise(24, 24), old, new)
     assert all(word in str(error.value) for word in words), error.value
     with pytest.raises(ValueError, match=r"grid"):
-        resample_bias(noise(24), old, new)
+        resample_map(noise(24), old, new)

@@ -15,7 +15,8 @@ from tqdm import tqdm
 from gmlp_vision.checkpoints.grid import Grid, source_grid
 from gmlp_vision.checkpoints.report import Report, first_five
 from gmlp_vision.errors import CheckpointError
-from gmlp_vision.layers.resample import resample_bias, resample_operator
+from gmlp_vision.layers.resample import resample_map as resample_bias
+from gmlp_vision.layers.resample import resample_operator
 from gmlp_vision.layers.spatial_projection import SpatialProjection
 
 Tensors = dict[str, torch.Tensor]

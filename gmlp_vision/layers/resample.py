@@ -1,4 +1,4 @@
-"""Carrying a linear map over tokens from one grid to another: pure functions on tensors.
+"""Carrying what belongs to a token grid to another grid: pure functions on tensors, and the rules made of them.
 
 Shapes: n = H * W tokens of the old grid, n' = H' * W' tokens of the new one, both in row-major order.
 
@@ -11,12 +11,17 @@ comes out. R and S are Kronecker products of one matrix for the height and one f
 docs/resampling.md has the reasons for this rule, its laws and what it measures.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
+Grid = tuple[int, int]
+
 
 def resample_operator(
-    weight: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]
+    weight: torch.Tensor, old_grid: Grid, new_grid: Grid
 ) -> torch.Tensor:
     """``R W S``: the linear map `weight` over tokens, carried from one grid to another.
 
@@ -44,28 +49,64 @@ def resample_operator(
     return maps.flatten(2, 3).flatten(0, 1).to(weight.dtype)
 
 
-def resample_bias(bias: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]) -> torch.Tensor:
+def resample_map(values: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
     """``R b``: a token map, such as the bias of a linear map over tokens, resized from one grid to another.
 
-    Computed in float64, then brought back to the dtype of `bias`; differentiable.
+    A constant map stays as it is. Computed in float64, then brought back to the dtype of `values`;
+    differentiable.
 
     Args:
-        bias: (n,), one value a token.
+        values: (n, ...), what belongs to each token: a number, or more.
         old_grid: (H, W), in tokens.
         new_grid: (H', W'), in tokens.
 
     Returns:
-        (n',).
+        (n', ...).
 
     Raises:
-        ValueError: `bias` does not have one value for each token of the old grid, or a grid has none.
+        ValueError: `values` does not have one entry for each token of the old grid, or a grid has none.
     """
     n = check_grids(old_grid, new_grid)
-    if bias.shape != (n,):
-        raise ValueError(f"the bias is {tuple(bias.shape)}; over grid {old_grid} it must be ({n},)")
-    r_h, _ = axis_matrices(old_grid[0], new_grid[0], bias.device)
-    r_w, _ = axis_matrices(old_grid[1], new_grid[1], bias.device)
-    return torch.einsum("hw,ah,bw->ab", bias.double().reshape(old_grid), r_h, r_w).flatten().to(bias.dtype)
+    if values.shape[:1] != (n,):
+        raise ValueError(f"the map is {tuple(values.shape)}; over grid {old_grid} its first size must be {n}")
+    r_h, _ = axis_matrices(old_grid[0], new_grid[0], values.device)
+    r_w, _ = axis_matrices(old_grid[1], new_grid[1], values.device)
+    maps = torch.einsum("hw...,ah,bw->ab...", values.double().unflatten(0, old_grid), r_h, r_w)
+    return maps.flatten(0, 1).to(values.dtype)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a parameter that belongs to a token grid goes to another one.
+
+    Attributes:
+        carry: (tensor, old grid, new grid) to the tensor on the new grid; pure. One that cannot raises a
+            ValueError that says why.
+        leading: The first sizes of the tensor on a grid: they tell whether a file's tensor fits a grid.
+        refusal: Why there is no other grid for it, or ''.
+    """
+
+    carry: Callable[[torch.Tensor, Grid, Grid], torch.Tensor]
+    leading: Callable[[Grid], tuple[int, ...]]
+    refusal: str = ""
+
+    def fits(self, tensor: torch.Tensor, grid: Grid) -> bool:
+        """Whether the tensor may be one of this grid."""
+        sizes = self.leading(grid)
+        return tensor.shape[: len(sizes)] == sizes
+
+
+def fixed(why: str, leading: Callable[[Grid], tuple[int, ...]]) -> Rule:
+    """The rule of a parameter that has no meaning on another grid."""
+
+    def refuse(tensor: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
+        raise ValueError(why)
+
+    return Rule(refuse, leading, refusal=why)
+
+
+OPERATOR = Rule(resample_operator, lambda grid: (grid[0] * grid[1],) * 2)
+TOKEN_MAP = Rule(resample_map, lambda grid: (grid[0] * grid[1],))
 
 
 @torch.compiler.assume_constant_result  # a compiled model then holds them; it need not make them in each call
@@ -92,7 +133,7 @@ def resize_matrix(old: int, new: int) -> torch.Tensor:
     return columns.reshape(old, new).T
 
 
-def check_grids(old_grid: tuple[int, int], new_grid: tuple[int, int]) -> int:
+def check_grids(old_grid: Grid, new_grid: Grid) -> int:
     """The number of tokens of the old grid, once each grid is known to have some."""
     if min(*old_grid, *new_grid) < 1:
         raise ValueError(f"cannot go from grid {old_grid} to {new_grid}: a grid has at least 1 x 1 tokens")

@@ -1,5 +1,7 @@
-"""One architecture, one file. Importing this package registers every model with timm."""
+"""One architecture, one file: `ls` is the zoo. Importing this package registers every model with timm."""
 
-from gmlp_vision.models.gmlp import GMlp, GMlpBlock
+import pkgutil
+from importlib import import_module
 
-__all__ = ["GMlp", "GMlpBlock"]
+for _family in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_family.name}")

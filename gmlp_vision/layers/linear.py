@@ -10,7 +10,7 @@ HAS_BOTH = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_availa
 def project_channels(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``x weight^T + bias`` over the last dimension.
 
-    Shapes: (B, N, C) or (B, H, W, C) tokens, (C', C) weight, (C',) bias -> the same with C' for C.
+    Shapes: (B, ..., C) tokens, (C', C) weight, (C',) bias -> the same with C' for C.
     """
     if not suits_onednn(x):
         return functional.linear(x, weight, bias)

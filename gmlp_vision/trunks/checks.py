@@ -1,10 +1,9 @@
 """What a model accepts. Each check refuses the rest with the value, what was expected and what to do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from timm.layers import to_2tuple
-from torch import nn
 
 
 def check_divides(img_size: int | Sequence[int], patch_size: int | Sequence[int]) -> None:
@@ -50,34 +49,7 @@ def check_rate(name: str, rate: float) -> None:
         raise ValueError(f"{name} is {rate}; expected a probability in [0, 1)")
 
 
-def check_pool(global_pool: str) -> None:
-    if global_pool not in ("avg", ""):
-        raise ValueError(f"global_pool is {global_pool!r}; expected 'avg', or '' for no pooling")
-
-
-def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
-    """timm's three ways to choose blocks, as ascending positions in range(depth)."""
-    if indices is None:
-        return list(range(depth))
-    if isinstance(indices, int):
-        if not 1 <= indices <= depth:
-            raise ValueError(f"indices asks for the last {indices} blocks; expected 1 to {depth}")
-        return list(range(depth - indices, depth))
-    if not indices or not all(-depth <= i < depth for i in indices):
-        raise ValueError(f"indices are {list(indices)}; expected at least one, each in [{-depth}, {depth})")
-    return sorted({i % depth for i in indices})
-
-
-def check_replaceable(model: nn.Module, layers: Iterable[str]) -> None:
-    """Refuses a layer whose weight or bias is not a parameter of its own, before another takes its place.
-
-    Args:
-        layers: Their names in the model.
-    """
-    own = {name for name, _ in model.named_parameters()}  # one that is shared has its first name only
-    for layer in layers:
-        if not {f"{layer}.weight", f"{layer}.bias"} <= own:
-            raise ValueError(
-                f"the weight or bias of {layer} is computed (parametrize, prune) or shared, so no other can "
-                "take its place: call remove_parametrizations or prune.remove, or give it a copy"
-            )
+def check_pool(global_pool: str, class_token: bool) -> None:
+    if global_pool not in ("avg", "", *(["token"] if class_token else [])):
+        token = ", 'token' for the class token" if class_token else ""
+        raise ValueError(f"global_pool is {global_pool!r}; expected 'avg'{token}, or '' for no pooling")

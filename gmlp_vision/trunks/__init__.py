@@ -1,0 +1,7 @@
+"""What all models share: timm's model contract, and how a block is called."""
+
+from gmlp_vision.trunks.create import cfg, create
+from gmlp_vision.trunks.isotropic import Isotropic
+from gmlp_vision.trunks.trunk import Trunk
+
+__all__ = ["Isotropic", "Trunk", "cfg", "create"]

@@ -1,0 +1,176 @@
+"""The isotropic trunk: patch embedding, then blocks of one width on one token grid.
+
+Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, D width.
+"""
+
+from typing import Any, Protocol, cast
+
+import torch
+from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
+from torch import nn
+
+from gmlp_vision.layers.grid_tied import tied_layers
+from gmlp_vision.layers.position import ClassToken, PositionTable
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.trunks.checks import check_count, check_divides, check_image, check_rate
+from gmlp_vision.trunks.trunk import Trunk
+
+# Under torch.fx the check is one call in the graph: traced, its `if` would be on a symbolic shape.
+torch.fx.wrap("check_image")
+
+
+class BlockClass(Protocol):
+    """Makes one block, a module that maps (B, H, W, D) to itself, or (B, 1 + N, D) with a class token."""
+
+    def __call__(
+        self, dim: int, grid_size: Grid, *, drop_path: float, norm_eps: float, device: Any, dtype: Any, **own: Any
+    ) -> nn.Module: ...
+
+
+class Isotropic(Trunk):
+    """Patch embedding, `depth` blocks of one width on one token grid, final norm, pool, linear head.
+
+    Args:
+        block: The class of the blocks.
+        num_classes: Width of the logits; 0 for no head.
+        in_chans: Channels of the image.
+        global_pool: 'avg' for the mean over tokens, '' for none; with a class token also 'token'.
+        img_size: Height and width of the image in pixels, as int or (H, W). The patch must divide it.
+        patch_size: Height and width of a patch in pixels, as int or (H, W).
+        embed_dim: D, the width of a token.
+        depth: Number of blocks.
+        pos_embed: Whether a learned vector is added to each token.
+        class_token: Whether a learned token stands before those of the image.
+        drop_rate: Dropout before the head, in [0, 1).
+        drop_path_rate: Stochastic depth: probability that a sample skips a block, in [0, 1).
+        drop_path_rule: 'linear' ramps it from 0 at the first block to `drop_path_rate` at the last;
+            'constant' gives it to every block, as timm's mixers do.
+        norm_eps: eps of the blocks' and the final LayerNorm.
+        final_norm: Whether a LayerNorm follows the last block.
+        dynamic_img_size: Whether each call may have its own image size, which the patch must divide. A model
+            without layers that belong to a grid takes any size without it.
+        device, dtype: of the parameters.
+        own: What the class of the blocks takes beside these.
+
+    Raises:
+        ValueError: A value outside what is listed above; the message gives it and what was expected.
+        TypeError: An argument that the class of the blocks does not have.
+    """
+
+    STEPS = "blocks"
+    first_conv = "stem.proj"
+
+    def __init__(
+        self,
+        block: BlockClass,
+        *,
+        embed_dim: int,
+        depth: int,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        global_pool: str = "avg",
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        pos_embed: bool = False,
+        class_token: bool = False,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        drop_path_rule: str = "linear",
+        norm_eps: float = 1e-6,
+        final_norm: bool = True,
+        dynamic_img_size: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **own: Any,
+    ) -> None:
+        check_divides(img_size, patch_size)
+        check_count("depth", depth)
+        check_count("embed_dim", embed_dim)
+        super().__init__(
+            num_classes, in_chans, global_pool, embed_dim, drop_rate, dynamic_img_size, int(class_token)
+        )
+        self.embed_dim = embed_dim
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.stem = PatchEmbed(
+            to_2tuple(img_size), to_2tuple(patch_size), in_chans, embed_dim, output_fmt="NHWC", **dd
+        )
+        grid_size = self.stem.grid_size
+        self.pos_embed = PositionTable(grid_size, embed_dim, **dd) if pos_embed else nn.Identity()
+        self.cls_token = ClassToken(embed_dim, **dd) if class_token else nn.Identity()
+        rates = drop_path_rates(drop_path_rate, depth, drop_path_rule)
+        self.blocks = nn.Sequential(
+            *(block(embed_dim, grid_size, drop_path=rate, norm_eps=norm_eps, **dd, **own) for rate in rates)
+        )
+        # one number a block, so the larger side of a patch that is not square, as in timm
+        reduction = max(self.stem.patch_size)
+        self.feature_info = [
+            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction} for i in range(depth)
+        ]
+        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps, **dd) if final_norm else nn.Identity()
+        self.finish_building(device, dtype)
+        self.stem.strict_img_size = self.fixed_input_size
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        check_image(x, self.stem.img_size, self.stem.patch_size, self.stem.strict_img_size)
+        return self.cls_token(self.pos_embed(self.stem(x)))
+
+    def forward_steps(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.jit.is_scripting():
+            x = self.blocks(x)
+        else:
+            for block in self.blocks:
+                x = self.run_step(block, x)
+        return x
+
+    def run_step(self, step: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return self.run_block(step, x)
+
+    def finish(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalised tokens: (B, N, D), or (B, 1 + N, D) with a class token."""
+        return self.norm(x).flatten(1, -2)
+
+    def feature_map(self, x: torch.Tensor, image_size: tuple[int, int]) -> torch.Tensor:
+        if self.num_prefix_tokens:
+            x = x[:, self.num_prefix_tokens :].unflatten(1, self.stem.dynamic_feat_size(image_size))
+        return x
+
+    def pruned_args(self, prune_norm: bool) -> dict[str, Any]:
+        args: dict[str, Any] = {"depth": len(self.blocks)}
+        return {**args, "final_norm": False} if prune_norm else args
+
+    def sizes(
+        self, img_size: int | tuple[int, int] | None, patch_size: int | tuple[int, int] | None
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Both as (height, width) in pixels, the present one for None."""
+        sizes = self.stem.img_size if img_size is None else img_size
+        patches = self.stem.patch_size if patch_size is None else patch_size
+        check_divides(sizes, patches)
+        return to_2tuple(sizes), to_2tuple(patches)
+
+    def grids(self, img_size: tuple[int, int], patch_size: tuple[int, int] | None = None) -> dict[str, Grid]:
+        (height, width), (p, q) = self.sizes(img_size, patch_size)
+        return dict.fromkeys(tied_layers(self), (height // p, width // q))
+
+    def resize_stem(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
+        """Makes the patch embedding one of another image and patch size, in pixels."""
+        self.stem.set_input_size(img_size, patch_size)
+        for info in self.feature_info:
+            info["reduction"] = max(patch_size)
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Name patterns of timm's parameter groups (layer decay): stem, then each block, then the norm."""
+        return {
+            "stem": r"^(stem|pos_embed|cls_token)",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+
+def drop_path_rates(rate: float, depth: int, rule: str) -> list[float]:
+    """The drop-path rate of each block. The gMLP paper gives one survival probability and no rule (Table 1)."""
+    check_rate("drop_path_rate", rate)
+    if rule == "linear":
+        return cast("list[float]", calculate_drop_path_rates(rate, depth))  # one list, for one depth
+    if rule == "constant":
+        return [rate] * depth
+    raise ValueError(f"drop_path_rule is {rule!r}; expected 'linear' or 'constant'")
