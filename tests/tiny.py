@@ -9,7 +9,7 @@ from torch import nn
 import gmlp_vision  # noqa: F401  registers the names
 from gmlp_vision.layers import SpatialProjection
 
-NAMES = timm.list_models(module="gmlp")
+NAMES = [n for n in timm.list_models() if timm.model_entrypoint(n).__module__.startswith("gmlp_vision.")]
 TINY = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
 
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from gmlp_vision.layers.observed import CALL
-
 Layer = TypeVar("Layer", bound=type[nn.Module])
 
 
@@ -48,7 +46,7 @@ def is_plain(module: Any) -> bool:
     return (
         known is not None
         and type(module).forward is known.forward
-        and type(module).__call__ is CALL
+        and type(module).__call__ is nn.Module.__call__
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
         and "forward" not in vars(module)  # as accelerate puts one there

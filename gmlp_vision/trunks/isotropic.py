@@ -161,7 +161,7 @@ class Isotropic(Trunk):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Name patterns of timm's parameter groups (layer decay): stem, then each block, then the norm."""
         return {
-            "stem": r"^(stem|pos_embed|cls_token)",
+            "stem": r"^(?:stem|pos_embed|cls_token)",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 

@@ -26,6 +26,8 @@ def choose(block: nn.Module, x: torch.Tensor) -> Callable[[torch.Tensor], torch.
 
 
 def _may_be_fast(block: nn.Module, x: torch.Tensor) -> bool:
+    if not hasattr(type(block), "fast_forward"):  # of the class: a wrapper may hand on that of what it holds
+        return False
     if torch.compiler.is_exporting():  # a file of ONNX is only computed; what else is exported may be edited
         return torch.onnx.is_in_onnx_export() and _is_unhooked(block)
     # the figures are of CPUs (docs/speed.md)
