@@ -32,8 +32,8 @@ from tqdm import tqdm
 
 from gmlp_vision.atomic import new_folder
 from gmlp_vision.errors import UserError
-from gmlp_vision.recipes import find_recipe
 from gmlp_vision.run import find_script
+from gmlp_vision.shipped import find_recipe
 
 RECIPE = "gmlp_pico4_10k"
 SUBSET = "cifar10_10k"

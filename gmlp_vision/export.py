@@ -111,7 +111,7 @@ def export_model(
     if not isinstance(model, Trunk):
         raise ValueError(f"the model is a {type(model).__name__}; expected one of this package, unwrapped")
     kind = FORMATS[format]
-    images = torch.randn(3, model.in_chans, *model.stem.img_size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(3, model.in_chans, *model.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = Float32Ends(model, torch.float32)(images)
     spread = expected.std(dim=0).max().item()

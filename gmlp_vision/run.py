@@ -1,14 +1,12 @@
 """Runs a script of timm, unchanged, with this package's models registered.
 
     gmlp-vision run validate.py --model gmlp_s16 ...
-    python -m gmlp_vision.run validate.py --model gmlp_s16 ...
-    torchrun --nproc-per-node 8 -m gmlp_vision.run train.py --model gmlp_s16 ...
+    torchrun --no-python --nproc-per-node 8 gmlp-vision run train.py --model gmlp_s16 ...
 
 Of timm's scripts only train.py can import a plugin by itself. In a checkout they lie beside a timm/ of their
 own, which may be another version; here the installed one is used.
 """
 
-import argparse
 import os
 import runpy
 import sys
@@ -18,7 +16,6 @@ from pathlib import Path
 import timm
 
 from gmlp_vision.errors import UserError
-from gmlp_vision.search_path import put_last
 
 
 def find_script(script: str) -> Path:
@@ -57,23 +54,7 @@ def run_script(script: Path, args: Sequence[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """SCRIPT [ARGS...], for this module and for `gmlp-vision run`."""
-    parser.add_argument("script", metavar="SCRIPT", help="path, or name in $TIMM_SCRIPTS or here")
-    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="of the script")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m gmlp_vision.run", description="Run a script of timm.")
-    add_arguments(parser)
-    args = parser.parse_args()
-    try:
-        script = find_script(args.script)
-    except UserError as error:
-        parser.error(str(error))
-    run_script(script, args.args)
-
-
-# A worker process that is spawned, not forked, imports the main module anew under another name.
-if __name__ == "__main__":
-    main()
+def put_last(folder: str | os.PathLike[str]) -> None:
+    """Moves a folder to the end of sys.path, or adds it there: its modules are found, but shadow none."""
+    last = os.path.realpath(folder)
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != last] + [last]

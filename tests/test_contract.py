@@ -143,7 +143,7 @@ def test_indices_that_no_block_has(indices: object) -> None:
 
 
 def test_an_unknown_output_format() -> None:
-    with pytest.raises(ValueError, match="'NCL'.*NCHW, NHWC, NLC"):
+    with pytest.raises(ValueError, match=r"'NCL'.*NCHW, NHWC, NLC"):
         tiny().forward_intermediates(images(), output_fmt="NCL")
 
 

@@ -247,7 +247,8 @@ def test_exports_at_one_size(size: tuple[int, int]) -> None:
         same(program(x), loaded(x))
 
 
-# -- what is cached between calls (test_grid_tied.py has the rest) ---------------------------------------------
+# -- what is cached between calls (test_grid_tied.py has the rest)
+# ---------------------------------------------
 
 
 def test_a_step_of_a_fused_optimizer_in_eval_mode_is_seen() -> None:

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gmlp_vision.errors import UserError
-from gmlp_vision.recipes import find_recipe
+from gmlp_vision.shipped import find_recipe
 
 RECIPE = yaml.safe_load(find_recipe("gmlp_pico4_10k").read_text())
 FROZEN = [f"blocks.{i}.mlp_channels.gate.proj.weight" for i in range(8)]

@@ -1,7 +1,7 @@
 """The fast form of gMLP's block, against the equation as written, against timm's gMLP and against float64."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import timm
@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import images, perturb, tiny
 from torch import nn
-from torch.func import functional_call, jvp, vmap
 from torch.profiler import ProfilerActivity, profile
 
 from gmlp_vision.layers.linear import HAS_BOTH, project_channels, suits_onednn
@@ -237,5 +236,3 @@ def test_what_onnx_gets(change: Callable | None) -> None:
     assert kinds["Split"] == (2 if change else 0)  # Z
     assert kinds["Conv"] == 1  # the stem
     assert kinds["Expand"] == 0
-
-

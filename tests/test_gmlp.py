@@ -63,7 +63,9 @@ def test_row_i_of_w_is_the_filter_of_output_token_i() -> None:
     with torch.no_grad():
         for j in range(6):
             one_hot = torch.eye(6)[j].view(1, 2, 3, 1)
-            torch.testing.assert_close(projection(one_hot).flatten() - projection.bias, projection.weight[:, j])
+            torch.testing.assert_close(
+                projection(one_hot).flatten() - projection.bias, projection.weight[:, j]
+            )
 
 
 def test_stem_is_one_linear_map_of_each_patch() -> None:

@@ -308,7 +308,10 @@ def test_under_inference_mode_the_new_parameters_can_be_trained() -> None:
 
 
 class Unmovable(GridTied):
-    RULES = {"weight": OPERATOR, "mask": fixed("the mask has no meaning elsewhere", lambda grid: grid)}
+    RULES = {  # noqa: RUF012  a ClassVar in the base
+        "weight": OPERATOR,
+        "mask": fixed("the mask has no meaning elsewhere", lambda grid: grid),
+    }
 
     def __init__(self) -> None:
         super().__init__(OWN)

@@ -21,8 +21,7 @@ from torchvision.datasets import ImageFolder
 
 from gmlp_vision import CheckpointError, cli, load_checkpoint
 from gmlp_vision.checkpoints import read_checkpoint
-from gmlp_vision.recipes import find_recipe
-from gmlp_vision.shipped import shipped
+from gmlp_vision.shipped import find_recipe, shipped
 
 ROOT = Path(__file__).parent.parent
 FOLDER = shipped("weights") / "gmlp_pico4.cifar10"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gmlp_vision.cli import make_parser
-from gmlp_vision.recipes import find_recipe
+from gmlp_vision.shipped import find_recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -19,7 +19,7 @@ from timm.data import create_transform
 
 import gmlp_vision  # noqa: F401 - registers the models
 from gmlp_vision.cli import main
-from gmlp_vision.recipes import recipes
+from gmlp_vision.shipped import recipes
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = yaml.safe_load((ROOT / "tests/data/train_options.yaml").read_text())

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 import timm
 
-from gmlp_vision import search_path
 from gmlp_vision.cli import main
 from gmlp_vision.errors import UserError
-from gmlp_vision.run import find_script, run_script
+from gmlp_vision.run import find_script, put_last, run_script
 
 COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
-MODULE = [sys.executable, "-m", "gmlp_vision.run"]
 
 # What a script of timm does: imports timm and a module beside it, makes a model, loads data in workers.
 PROBE = """
@@ -81,10 +79,9 @@ def process_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [[COMMAND, "run"], MODULE], ids=["command", "module"])
-def test_the_installed_timm_is_used_in_a_checkout(launcher: list[str], checkout: Path) -> None:
+def test_the_installed_timm_is_used_in_a_checkout(checkout: Path) -> None:
     done = subprocess.run(
-        [*launcher, "probe.py", "--size", "8", "-h"], cwd=checkout, capture_output=True, text=True
+        [COMMAND, "run", "probe.py", "--size", "8", "-h"], cwd=checkout, capture_output=True, text=True
     )
     assert done.returncode == 7, done.stderr
     seen = json.loads(done.stdout)
@@ -99,9 +96,9 @@ def test_the_installed_timm_is_used_in_a_checkout(launcher: list[str], checkout:
 
 @pytest.mark.slow
 def test_two_processes_under_torchrun(checkout: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     done = subprocess.run(
-        [*torchrun, "-m", "gmlp_vision.run", "gloo.py"],
+        [*torchrun, "--nproc-per-node", "2", COMMAND, "run", "gloo.py"],
         cwd=checkout,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -180,27 +177,7 @@ def test_a_missing_script_says_how_to_get_it(
 def test_put_last(process_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sys.path[:] = ["", "/first", str(tmp_path), "/second"]
     monkeypatch.chdir(tmp_path)
-    search_path.put_last(tmp_path)
+    put_last(tmp_path)
     assert sys.path == ["/first", "/second", str(tmp_path.resolve())]
-    search_path.put_last("/new")
+    put_last("/new")
     assert sys.path[-2:] == [str(tmp_path.resolve()), "/new"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "orig_argv", "moves"),
-    [
-        (["-m", "x.py"], ["python", "-u", "-m", "gmlp_vision.run", "x.py"], True),
-        (["-m", "x.py"], ["python", "-m", "mine.train", "x.py"], False),
-        (["x.py", "gmlp_vision.run"], ["python", "x.py", "gmlp_vision.run"], False),
-        ([], ["python"], False),
-    ],
-)
-def test_only_the_launcher_moves_the_current_folder(
-    process_state: None, monkeypatch: pytest.MonkeyPatch, argv: list[str], orig_argv: list[str], moves: bool
-) -> None:
-    here = os.getcwd()
-    sys.path[:] = [here, "/site"]
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(sys, "orig_argv", orig_argv)
-    search_path.prefer_installed_timm()
-    assert sys.path == (["/site", os.path.realpath(here)] if moves else [here, "/site"])

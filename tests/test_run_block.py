@@ -1,4 +1,4 @@
-"""Who may take a block's fast form: nobody who wraps, derives, hooks, patches, traces or counts is passed by."""
+"""Who may take a block's fast form: who wraps, hooks, patches, traces or counts is never passed by."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -188,9 +188,10 @@ def dropping(block: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     "change",
     [
-        Forwarding, lambda b: torch.compile(b, backend="eager"), lambda b: nn.Sequential(b), derived_part, other_part,
-        added_part, replaced_forward, replaced_forward_of_a_part, compiled_part, compiled_in_place, no_bias,
-        parametrized, dropping, lambda _: Derived().eval(), lambda _: DerivedForward().eval(),
+        Forwarding, lambda b: torch.compile(b, backend="eager"), lambda b: nn.Sequential(b), derived_part,
+        other_part, added_part, replaced_forward, replaced_forward_of_a_part, compiled_part,
+        compiled_in_place, no_bias, parametrized, dropping, lambda _: Derived().eval(), lambda _:
+        DerivedForward().eval(),
     ],
 )  # fmt: skip
 def test_what_is_wrapped_derived_or_changed_is_called_as_it_is(change: Callable) -> None:
@@ -363,7 +364,9 @@ def test_a_compiled_block_runs_compiled(checkpointing: bool) -> None:
 
 def test_a_pre_hook_of_a_checkpointed_block_sees_the_tokens_alone() -> None:
     model, seen = tiny().train(), []
-    model.blocks[0].register_forward_pre_hook(lambda _, args, kwargs: seen.append((len(args), kwargs)), with_kwargs=True)
+    model.blocks[0].register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append((len(args), kwargs)), with_kwargs=True
+    )
     model.set_grad_checkpointing()
     model(images()).sum().backward()
     assert seen == [(1, {})] * 2
@@ -384,4 +387,6 @@ def test_a_patched_unit_is_obeyed() -> None:
 def test_vmap_without_gradients_warns_of_nothing() -> None:
     model, x = tiny(), images(6, 3, 32, 32).view(3, 2, 3, 32, 32)
     with torch.no_grad():  # warnings are errors
-        torch.testing.assert_close(vmap(model)(x), torch.stack([model(batch) for batch in x]), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            vmap(model)(x), torch.stack([model(batch) for batch in x]), atol=1e-6, rtol=1e-5
+        )

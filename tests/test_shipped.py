@@ -31,7 +31,7 @@ import sys
 sys.path.insert(0, {str(site)!r})
 import timm
 from gmlp_vision.cli import main
-from gmlp_vision.recipes import recipes
+from gmlp_vision.shipped import recipes
 from gmlp_vision.shipped import shipped
 print(*recipes())
 print(shipped("weights"), shipped("train"))

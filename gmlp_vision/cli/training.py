@@ -56,7 +56,7 @@ def add_recipe(commands: Any) -> None:
 
 
 def _recipe(args: argparse.Namespace) -> None:
-    from gmlp_vision.recipes import find_recipe, recipe_title, recipes
+    from gmlp_vision.shipped import find_recipe, recipe_title, recipes
 
     if args.name:
         print(find_recipe(args.name))
@@ -66,12 +66,11 @@ def _recipe(args: argparse.Namespace) -> None:
 
 
 def add_run(commands: Any) -> None:
-    from gmlp_vision.run import add_arguments
-
     parser = commands.add_parser(
         "run", help="run a script of timm (validate.py, inference.py, ...) with these models"
     )
-    add_arguments(parser)
+    parser.add_argument("script", metavar="SCRIPT", help="path, or name in $TIMM_SCRIPTS or here")
+    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="of the script")
     parser.set_defaults(call=_run)
 
 

@@ -1,7 +1,7 @@
 """Layers that have, beside the equation, a fast form of it; and whether a layer is one and nothing else.
 
-A layer with a fast form is marked by `@fast_form(...)`, which names its parts and what each may be. A fast form
-reaches into its parts, so nobody may have changed, replaced or hooked one of them.
+A layer with a fast form is marked by `@fast_form(...)`, which names its parts and what each may be. A fast
+form reaches into its parts, so nobody may have changed, replaced or hooked one of them.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Layer = TypeVar("Layer", bound=type[nn.Module])
 
 
 class Known(NamedTuple):
-    """A class as it was when it was imported: its forward, and the classes that each of its parts may have."""
+    """A class as it was when it was imported: its forward, and the classes of each of its parts."""
 
     forward: Callable[..., Any]
     parts: dict[str, set[type[nn.Module]]]
@@ -27,7 +27,8 @@ def fast_form(**parts: type[nn.Module] | tuple[type[nn.Module], ...]) -> Callabl
     """Marks a class that has a `fast_forward`.
 
     Args:
-        parts: The classes that each of its modules may have; a class derived from one may compute something else.
+        parts: The classes that each of its modules may have; a class derived from one may compute something
+            else.
     """
 
     def mark(cls: Layer) -> Layer:

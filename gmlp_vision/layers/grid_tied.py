@@ -48,8 +48,8 @@ class GridTied(nn.Module):
 
     RULES: ClassVar[dict[str, Rule]] = {}
     MAX_CACHED = 16
+    __constants__ = ["dynamic"]  # noqa: RUF012  TorchScript then leaves out the branch that is not taken
 
-    dynamic: torch.jit.Final[bool]
     cache = EMPTY
 
     def __init__(self, grid_size: Grid) -> None:
@@ -58,7 +58,8 @@ class GridTied(nn.Module):
         self.dynamic = False
 
     def on_grid(self, grid_size: Grid) -> Tensors:
-        """The parameters of RULES, in its order, carried to a grid: new tensors, through which gradients flow.
+        """The parameters of RULES, in its order, carried to a grid: new tensors, through which gradients
+        flow.
 
         Raises:
             ValueError: A rule refuses.
@@ -95,7 +96,8 @@ class GridTied(nn.Module):
         """Whether what this call makes may serve later ones too."""
         if self.training or torch.compiler.is_compiling():
             return False
-        # What functional_call puts in a parameter's place may not outlive the call, nor what a transform makes.
+        # What functional_call puts in a parameter's place may not outlive the call, nor what a transform
+        # makes.
         if any(type(p) is not nn.Parameter for p in parameters) or is_observed(parameters[0].data):
             return False
         return not (torch.is_grad_enabled() and any(p.requires_grad for p in parameters))

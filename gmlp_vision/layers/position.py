@@ -39,7 +39,7 @@ class PositionTable(GridTied):
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
+        weight: torch.Tensor = self.weight
         if self.dynamic:
             (weight,) = self.parameters_on((x.shape[1], x.shape[2]))
         return x + weight.view(x.shape[1:])

@@ -1,4 +1,5 @@
-"""Carrying what belongs to a token grid to another grid: pure functions on tensors, and the rules made of them.
+"""Carrying what belongs to a token grid to another grid: pure functions on tensors, and the rules made of
+them.
 
 Shapes: n = H * W tokens of the old grid, n' = H' * W' tokens of the new one, both in row-major order.
 
@@ -20,9 +21,7 @@ from torch import nn
 Grid = tuple[int, int]
 
 
-def resample_operator(
-    weight: torch.Tensor, old_grid: Grid, new_grid: Grid
-) -> torch.Tensor:
+def resample_operator(weight: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
     """``R W S``: the linear map `weight` over tokens, carried from one grid to another.
 
     Computed in float64, then brought back to the dtype of `weight`; differentiable.

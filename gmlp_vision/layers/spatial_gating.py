@@ -39,8 +39,8 @@ class SpatialGatingUnit(nn.Module):
         super().__init__()
         if hidden_dim < 2 or hidden_dim % 2:
             raise ValueError(
-                f"the hidden width is {hidden_dim}; the spatial gating unit splits it in halves, so it must be "
-                "even: change embed_dim or mlp_ratio, whose product it is"
+                f"the hidden width is {hidden_dim}; the spatial gating unit splits it in halves, so it must "
+                "be even: change embed_dim or mlp_ratio, whose product it is"
             )
         self.out_dim = hidden_dim // 2
         # This norm keeps LayerNorm's own eps, 1e-5, while the block's has 1e-6: released weights expect it.

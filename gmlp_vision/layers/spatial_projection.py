@@ -15,7 +15,8 @@ from gmlp_vision.layers.resample import OPERATOR, TOKEN_MAP, Grid
 
 @fast_form()
 class SpatialProjection(GridTied):
-    """``y[i] = sum_j W[i, j] x[j] + b[i]`` over the tokens of a grid (the f of Section 2.1 of the gMLP paper).
+    """``y[i] = sum_j W[i, j] x[j] + b[i]`` over the tokens of a grid (the f of Section 2.1 of the gMLP
+    paper).
 
     Row i of W is the filter of output token i: ``W[i].reshape(H, W)`` is its kernel over the grid.
 
@@ -46,7 +47,8 @@ class SpatialProjection(GridTied):
         nn.init.ones_(self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weight, self.bias
+        weight: torch.Tensor = self.weight
+        bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
         tokens = x.flatten(1, 2)
@@ -54,7 +56,8 @@ class SpatialProjection(GridTied):
 
     def fast_forward(self, x: torch.Tensor) -> torch.Tensor:
         """W on the left of the (N, C) matrix of each image, so that no transpose of x is ever made."""
-        weight, bias = self.weight, self.bias
+        weight: torch.Tensor = self.weight
+        bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
         tokens = x.flatten(1, 2)

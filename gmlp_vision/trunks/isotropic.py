@@ -3,7 +3,8 @@
 Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, D width.
 """
 
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
@@ -19,19 +20,12 @@ from gmlp_vision.trunks.trunk import Trunk
 torch.fx.wrap("check_image")
 
 
-class BlockClass(Protocol):
-    """Makes one block, a module that maps (B, H, W, D) to itself, or (B, 1 + N, D) with a class token."""
-
-    def __call__(
-        self, dim: int, grid_size: Grid, *, drop_path: float, norm_eps: float, device: Any, dtype: Any, **own: Any
-    ) -> nn.Module: ...
-
-
 class Isotropic(Trunk):
     """Patch embedding, `depth` blocks of one width on one token grid, final norm, pool, linear head.
 
     Args:
-        block: The class of the blocks.
+        block: The class of the blocks, called as (embed_dim, grid size, drop_path=, norm_eps=, device=,
+            dtype=, **own). A block maps (B, H, W, D) to itself, or (B, 1 + N, D) with a class token.
         num_classes: Width of the logits; 0 for no head.
         in_chans: Channels of the image.
         global_pool: 'avg' for the mean over tokens, '' for none; with a class token also 'token'.
@@ -62,7 +56,7 @@ class Isotropic(Trunk):
 
     def __init__(
         self,
-        block: BlockClass,
+        block: Callable[..., nn.Module],
         *,
         embed_dim: int,
         depth: int,
@@ -87,7 +81,14 @@ class Isotropic(Trunk):
         check_count("depth", depth)
         check_count("embed_dim", embed_dim)
         super().__init__(
-            num_classes, in_chans, global_pool, embed_dim, drop_rate, dynamic_img_size, int(class_token)
+            num_classes,
+            in_chans,
+            global_pool,
+            to_2tuple(img_size),
+            embed_dim,
+            drop_rate,
+            dynamic_img_size,
+            num_prefix_tokens=int(class_token),
         )
         self.embed_dim = embed_dim
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -142,7 +143,7 @@ class Isotropic(Trunk):
         self, img_size: int | tuple[int, int] | None, patch_size: int | tuple[int, int] | None
     ) -> tuple[tuple[int, int], tuple[int, int]]:
         """Both as (height, width) in pixels, the present one for None."""
-        sizes = self.stem.img_size if img_size is None else img_size
+        sizes = self.img_size if img_size is None else img_size
         patches = self.stem.patch_size if patch_size is None else patch_size
         check_divides(sizes, patches)
         return to_2tuple(sizes), to_2tuple(patches)
@@ -167,7 +168,7 @@ class Isotropic(Trunk):
 
 
 def drop_path_rates(rate: float, depth: int, rule: str) -> list[float]:
-    """The drop-path rate of each block. The gMLP paper gives one survival probability and no rule (Table 1)."""
+    """The drop-path rate of each block. Papers give one rate and often no rule (gMLP: Table 1)."""
     check_rate("drop_path_rate", rate)
     if rule == "linear":
         return cast("list[float]", calculate_drop_path_rates(rate, depth))  # one list, for one depth

@@ -20,7 +20,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 def recompute(block: nn.Module, x: torch.Tensor, mode: str) -> torch.Tensor:
-    """``block(x)``, keeping the products of its widening projections ('selective') or nothing but x ('block')."""
+    """``block(x)``, keeping the products of its widening projections ('selective') or only x ('block')."""
     call = choose(block, x)  # once: the repetition must take the same steps
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.training]
     if mode == "block" and not norms:
@@ -69,13 +69,11 @@ def keep_products(width: int, context: Any, op: Any, *args: Any, **kwargs: Any) 
         inputs = args[1].shape[1]
     else:
         return CheckpointPolicy.PREFER_RECOMPUTE
-    # The last product of a residual branch need not be kept, as the backward pass does not ask for it; where it
-    # has D inputs too, it is.
+    # The last product of a residual branch need not be kept, as the backward pass does not ask for it; where
+    # it has D inputs too, it is.
     return CheckpointPolicy.MUST_SAVE if inputs == width else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def check_mode(mode: str) -> None:
     if mode not in ("selective", "block"):
         raise ValueError(f"mode is {mode!r}; expected 'selective' or 'block'")
-
-

@@ -1,7 +1,7 @@
 """Which form of a block a trunk calls: the block itself, or its fast form where nobody can tell.
 
-A block has one contract, its `__call__` with the tokens alone. Whoever wraps it, derives from it, hooks it or a
-part of it, replaces a forward, traces, transforms or counts operations meets that call and nothing else.
+A block has one contract, its `__call__` with the tokens alone. Whoever wraps it, derives from it, hooks it
+or a part of it, replaces a forward, traces, transforms or counts operations meets that call and nothing else.
 """
 
 from collections.abc import Callable

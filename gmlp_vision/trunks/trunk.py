@@ -1,7 +1,7 @@
 """What all models share: timm's model contract, once, over embed -> steps -> norm -> pool -> head.
 
-A trunk of some shape (isotropic.py; a pyramid) builds its parts in its constructor and says with a few methods
-what the contract cannot know. It takes a class of blocks and knows nothing of what a block does.
+A trunk of some shape (isotropic.py; a pyramid) builds its parts in its constructor and says with a few
+methods what the contract cannot know. It takes a class of blocks and knows nothing of what a block does.
 
 Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, D width.
 """
@@ -31,23 +31,25 @@ OUTPUT_FORMATS = ("NCHW", "NHWC", "NLC")
 class Trunk(nn.Module):
     """The contract. A derived class makes `stem`, the steps and `norm`, then calls `finish_building`.
 
-    Between blocks the tokens stand on their grid, (B, H, W, D); only where there is a class token they are a row,
-    (B, 1 + N, D).
+    Between blocks the tokens stand on their grid, (B, H, W, D); only where there is a class token they are a
+    row, (B, 1 + N, D).
 
     Args:
         num_classes: Width of the logits; 0 for no head.
         in_chans: Channels of the image.
         global_pool: 'avg' for the mean over tokens, '' for none; with a class token also 'token' for that.
+        img_size: (height, width) of the image, in pixels.
         num_features: Width of the last tokens, which the head takes.
         drop_rate: Dropout before the head, in [0, 1).
-        dynamic_img_size: Whether each call may have its own image size. What belongs to a grid is then carried
-            to that of the call; `img_size` is the size that the weights belong to.
+        dynamic_img_size: Whether each call may have its own image size. What belongs to a grid is then
+            carried to that of the call; `img_size` is the size that the weights belong to.
         num_prefix_tokens: 1 with a class token, else 0.
 
     Attributes:
-        STEPS: The name of the modules that are run one after the other, each of which gives a level of features.
-        first_conv, classifier: The names, as timm's cfgs have them, of what depends on the image's channels and
-            on the count of classes.
+        STEPS: The name of the modules that are run one after the other, each of which gives a level of
+            features.
+        first_conv, classifier: The names, as timm's cfgs have them, of what depends on the image's channels
+            and on the count of classes.
         feature_info: timm's record of the levels of features.
         fixed_input_size: Whether a call must have the size that the model was made for.
     """
@@ -65,6 +67,7 @@ class Trunk(nn.Module):
         num_classes: int,
         in_chans: int,
         global_pool: str,
+        img_size: tuple[int, int],
         num_features: int,
         drop_rate: float,
         dynamic_img_size: bool,
@@ -76,6 +79,7 @@ class Trunk(nn.Module):
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.global_pool = global_pool
+        self.img_size = img_size
         self.dynamic_img_size = dynamic_img_size
         self.num_features = self.head_hidden_size = num_features
         self.num_prefix_tokens = num_prefix_tokens
@@ -109,7 +113,7 @@ class Trunk(nn.Module):
         raise NotImplementedError
 
     def feature_map(self, x: torch.Tensor, image_size: tuple[int, int]) -> torch.Tensor:
-        """A step's tokens to (B, H, W, D), without a class token; `image_size` is (height, width) in pixels."""
+        """A step's tokens to (B, H, W, D), without a class token; the image is (height, width) pixels."""
         raise NotImplementedError
 
     def run_step(self, step: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -126,6 +130,24 @@ class Trunk(nn.Module):
         Raises:
             ValueError: The patch does not divide the image.
         """
+        raise NotImplementedError
+
+    def sizes(
+        self, img_size: int | tuple[int, int] | None, patch_size: int | tuple[int, int] | None
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Image and patch size as (height, width) in pixels; the present one for None.
+
+        Raises:
+            ValueError: The patch does not divide the image.
+        """
+        raise NotImplementedError
+
+    def resize_stem(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
+        """Makes what comes before the first step fit another image and patch size, (height, width)."""
+        raise NotImplementedError
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Name patterns of timm's parameter groups (layer decay)."""
         raise NotImplementedError
 
     # -- forward ------------------------------------------------------------------------------------------
@@ -180,14 +202,15 @@ class Trunk(nn.Module):
             intermediates_only: Whether to return only the list of intermediates.
 
         Returns:
-            (features, intermediates), or the intermediates alone; features as `forward_features` returns them.
+            (features, intermediates), or the intermediates alone; features as `forward_features` returns
+            them.
 
         Raises:
             ValueError: An unknown `output_fmt`, or an index that no step has.
         """
         if output_fmt not in OUTPUT_FORMATS:
             raise ValueError(f"output_fmt is {output_fmt!r}; expected one of {', '.join(OUTPUT_FORMATS)}")
-        steps = self.get_submodule(self.STEPS)
+        steps: Any = self.get_submodule(self.STEPS)
         chosen = step_indices(indices, len(steps))
         image_size = (x.shape[-2], x.shape[-1])
         x = self.embed(x)
@@ -215,7 +238,7 @@ class Trunk(nn.Module):
         Returns:
             The positions of the chosen steps, ascending and none negative.
         """
-        steps = self.get_submodule(self.STEPS)
+        steps: Any = self.get_submodule(self.STEPS)
         chosen = step_indices(indices, len(steps))
         setattr(self, self.STEPS, steps[: chosen[-1] + 1])
         self.feature_info = self.feature_info[: chosen[-1] + 1]
@@ -245,8 +268,8 @@ class Trunk(nn.Module):
             patch_size: The same of a patch. A new one resizes the stem's kernel by timm's own rule.
 
         Raises:
-            ValueError: The patch does not divide the image, a layer has no rule for another grid, or what belongs
-                to a grid is computed or shared; nothing changes.
+            ValueError: The patch does not divide the image, a layer has no rule for another grid, or what
+                belongs to a grid is computed or shared; nothing changes.
         """
         new_img_size, new_patch_size = self.sizes(img_size, patch_size)
         carried = carry(self, self.grids(new_img_size, new_patch_size))  # all before any is replaced
@@ -254,6 +277,7 @@ class Trunk(nn.Module):
             self.resize_stem(new_img_size, new_patch_size)
             for layer, grid_size, parameters in carried:
                 layer.replace_grid(grid_size, parameters)
+        self.img_size = new_img_size
         update_model_input_size(self, new_img_size, patch_size=patch_size)
 
     @torch.jit.ignore
