@@ -5,8 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-
-from benchmarks import BENCHMARKS, load
+from benchmark_scripts import BENCHMARKS, load
 
 ROOT = BENCHMARKS.parent
 RESULTS = sorted(BENCHMARKS.glob("*/RESULTS.md"))

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmark_scripts import load, small_pair
 from tiny import images
-
-from benchmarks import load, small_pair
 
 speed = load("speed")
 compare = speed.compare

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmark_scripts import load, small_pair
 from tiny import images, perturb
 from torch import nn
 
-from benchmarks import load, small_pair
 from gmlp_vision.errors import UserError
 
 speed = load("speed")

@@ -9,7 +9,8 @@ folder --scripts, with the recipe gmlp_pico4_10k, once a seed. Options that are 
 as they are. `images` makes the folder of the 10,000 images alone, which else the first row makes.
 
 A finished run is kept, so a row that was stopped goes on with the same command. A run that was stopped starts
-anew: resumed, it would draw the images in another order. Rows may run at the same time.
+anew: resumed, it would draw the images in another order. Rows may run at the same time, once the images are
+there.
 """
 
 import argparse
