@@ -1,10 +1,10 @@
-"""What is compared: this package's gMLP and timm's with the same weights, and what one would pick instead."""
+"""What is compared: this package's gMLP, timm's with the same weights, and models of about the same cost."""
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import timm
 import torch
-from speed_runtimes import Run
 from torch import nn
 
 import gmlp_vision  # noqa: F401  registers the names
@@ -16,22 +16,26 @@ SIZES = {
     "s": ("gmlp_s16", "gmlp_s16_224"),
     "b": ("gmlp_b16", "gmlp_b16_224"),
 }
-INSTEAD = {"s": {"DeiT-S": "deit_small_patch16_224", "ResMLP-24": "resmlp_24_224"}}
+BASELINES = {"s": {"DeiT-S": "deit_small_patch16_224", "ResMLP-24": "resmlp_24_224"}}
 
-Call = Callable[[torch.Tensor], torch.Tensor]
+# The largest difference of a logit that passes, as a part of the spread of timm's.
+TOLERANCES = {"fp32": 1e-3, "tf32": 0.1, "bf16": 0.2}
+
+Run = Callable[[], torch.Tensor | np.ndarray]
 
 
 def make_pair(size: str) -> tuple[nn.Module, nn.Module]:
-    """(ours, timm's), in eval mode, with the same weights, none of them at its init."""
-    ours, theirs = (timm.create_model(name) for name in SIZES[size])
-    perturb(theirs)
+    """(ours, timm's), in eval mode, with the same weights in every process, none of them at its init."""
+    torch.manual_seed(0)
+    theirs = perturb(timm.create_model(SIZES[size][1]))
+    ours = timm.create_model(SIZES[size][0])
     ours.load_state_dict(theirs.state_dict())
     return ours.eval(), theirs.eval()
 
 
-def make_instead(size: str) -> dict[str, nn.Module]:
-    """The models of about this cost that a user would pick instead, in eval mode."""
-    return {label: perturb(timm.create_model(name)).eval() for label, name in INSTEAD.get(size, {}).items()}
+def make_baselines(size: str) -> dict[str, nn.Module]:
+    """The models of about this cost that a user would otherwise take, in eval mode."""
+    return {label: perturb(timm.create_model(name)).eval() for label, name in BASELINES.get(size, {}).items()}
 
 
 def perturb(model: nn.Module) -> nn.Module:
@@ -46,11 +50,8 @@ def perturb(model: nn.Module) -> nn.Module:
 def check_same(calls: Mapping[str, Run], tolerance: float) -> None:
     """Refuses to time calls of ours that compute something else than timm's.
 
-    Args:
-        tolerance: The largest difference that passes, as a part of the spread of timm's logits.
-
     Raises:
-        UserError: One differs by more.
+        UserError: One differs by more than `tolerance` of the spread of timm's logits.
     """
     expected = logits(calls["timm"])
     for name in (name for name in calls if name.startswith("ours")):
@@ -65,8 +66,3 @@ def check_same(calls: Mapping[str, Run], tolerance: float) -> None:
 def logits(call: Run) -> torch.Tensor:
     """On the CPU at once: the next run of a CUDA graph writes over them."""
     return torch.as_tensor(call()).float().cpu()
-
-
-def in_pieces(model: nn.Module, size: int) -> Call:
-    """The model on a batch, some images at a time."""
-    return lambda x: torch.cat([model(piece) for piece in x.split(size)])

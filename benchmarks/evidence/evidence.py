@@ -1,15 +1,16 @@
 """How gMLP learns from 10,000 images in 5 epochs, with and without mixing of tokens, beside three others.
 
-    python benchmarks/evidence.py ROW --data-dir /data/cifar10 --scripts /path/to/pytorch-image-models
-    python benchmarks/evidence.py table
-    python benchmarks/evidence.py images --data-dir /data/cifar10
+    python benchmarks/evidence/evidence.py ROW --data-dir /data/cifar10 --scripts pytorch-image-models
+    python benchmarks/evidence/evidence.py table
+    python benchmarks/evidence/evidence.py images --data-dir /data/cifar10
 
-ROW is one of gmlp, frozen, constant, resmlp, mixer, vit. Each is trained by timm's own train.py with the
-recipe gmlp_pico4_10k, once a seed. Options that are not known here go to train.py as they are. `images` makes
-the folder of the 10,000 images alone, which else the first row makes.
+ROW is one of gmlp, frozen, constant, resmlp, mixer, vit. Each is trained by timm's own train.py, out of the
+folder --scripts, with the recipe gmlp_pico4_10k, once a seed. Options that are not known here go to train.py
+as they are. `images` makes the folder of the 10,000 images alone, which else the first row makes.
 
 A finished run is kept, so a row that was stopped goes on with the same command. A run that was stopped starts
-anew: resumed, it would draw the images in another order. Rows may run at the same time.
+anew: resumed, it would draw the images in another order. Rows may run at the same time, once the images are
+there.
 """
 
 import argparse
@@ -24,10 +25,9 @@ from pathlib import Path
 
 import torch
 import yaml
-from evidence_images import make_subset
 from evidence_models import ROWS, Contender
-from evidence_table import folder_of, last_top1, read_options, report
-from speed_table import machine
+from report import folder_of, last_top1, machine, read_options, report
+from subset import make_subset
 from tqdm import tqdm
 
 from gmlp_vision.atomic import new_folder
@@ -41,18 +41,18 @@ SUBSET = "cifar10_10k"
 FIXED = ("-c", "--config", "--model", "--model-kwargs", "--device-modules", "--seed", "--experiment")
 
 
-def make_images(args: argparse.Namespace) -> None:
-    """Makes the folder of images alone, and prints its name."""
+def run(args: argparse.Namespace) -> None:
+    """Trains what is missing of a row, prints the table, or makes the folder of images alone."""
+    if args.row == "table":
+        print(report(args.output, args.seeds, yaml.safe_load(find_recipe(RECIPE).read_text())))
+        return
+    script = find_script(str(args.scripts / "train.py")) if args.row in ROWS else None
     args.output.mkdir(parents=True, exist_ok=True)
     make_subset(args.data_dir, args.output / SUBSET)
-    print(args.output / SUBSET)
-
-
-def train_row(args: argparse.Namespace) -> None:
-    """Trains what is missing of a row."""
-    script = find_script(str(args.scripts / "train.py"))
-    (args.output / args.row).mkdir(parents=True, exist_ok=True)
-    make_subset(args.data_dir, args.output / SUBSET)
+    if script is None:
+        print(args.output / SUBSET)
+        return
+    (args.output / args.row).mkdir(exist_ok=True)
     for seed in tqdm(args.seeds, desc=args.row, unit="run"):
         folder = folder_of(args.output, args.row, seed)
         if not folder.exists():
@@ -86,7 +86,7 @@ def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequen
             last_top1(new, options["epochs"])  # stopped by a signal, train.py ends with 0 all the same
         except UserError as error:
             raise UserError(f"{error}; the log is {log}") from None
-        where = {**machine(torch.device(options["device"])), "threads": torch.get_num_threads()}
+        where = machine(torch.device(options["device"]))
         told = {"further": list(further), "seconds": time.monotonic() - start, "machine": where}
         (new / "run.json").write_text(json.dumps(told, indent=1) + "\n")
 
@@ -97,13 +97,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 
-def check_further(args: argparse.Namespace) -> None:
-    """Only a row has options for train.py, and not those that it sets itself.
+def check(args: argparse.Namespace) -> None:
+    """Refuses what cannot work before anything slow begins.
 
     Raises:
-        UserError: There are others.
+        UserError: A folder is not named, or options that are not for train.py or not for the caller to set.
     """
-    if args.further and args.call is not train_row:
+    needed = {"table": (), "images": ("data_dir",)}.get(args.row, ("data_dir", "scripts"))
+    missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(args, name) is None]
+    if missing:
+        raise UserError(f"{args.row} needs {' and '.join(missing)}")
+    if args.further and args.row not in ROWS:
         raise UserError(f"{args.row} takes no {' '.join(args.further)}")
     fixed = [word for word in args.further if word.partition("=")[0] in FIXED]
     if fixed:
@@ -112,37 +116,30 @@ def check_further(args: argparse.Namespace) -> None:
         )
 
 
-def print_table(args: argparse.Namespace) -> None:
-    print(report(args.output, args.seeds, yaml.safe_load(find_recipe(RECIPE).read_text())))
-
-
-def make_parser() -> argparse.ArgumentParser:
-    output, seeds, data = (argparse.ArgumentParser(add_help=False) for _ in range(3))
-    output.add_argument(
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    rows = "; ".join(f"{name}: {row.title}" for name, row in ROWS.items())
+    # no abbreviations: what is not known here goes to train.py
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument(
+        "row", choices=[*ROWS, "images", "table"], metavar="ROW", help=f"{rows}; or images, or table"
+    )
+    parser.add_argument(
         "--output", type=Path, default=Path("runs/evidence"), help="folder of the runs (%(default)s)"
     )
-    seeds.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(%(default)s)")
-    data.add_argument("--data-dir", type=Path, required=True, help="CIFAR-10, as train/ and test/")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="row", required=True, metavar="ROW")
-    for name, row in ROWS.items():
-        # no abbreviations: what is not known here goes to train.py
-        train = commands.add_parser(name, parents=[output, seeds, data], help=row.title, allow_abbrev=False)
-        train.add_argument("--scripts", type=Path, required=True, help="folder with timm's train.py")
-        train.set_defaults(call=train_row)
-    table = commands.add_parser("table", parents=[output, seeds], help="print the table of what is finished")
-    table.set_defaults(call=print_table)
-    images = commands.add_parser("images", parents=[output, data], help="make the folder of images alone")
-    images.set_defaults(call=make_images)
-    return parser
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(%(default)s)")
+    parser.add_argument(
+        "--data-dir", type=Path, help="CIFAR-10, as train/ and test/; for a row and for images"
+    )
+    parser.add_argument("--scripts", type=Path, help="folder with timm's train.py; for a row")
+    args, args.further = parser.parse_known_args(argv)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args, further = make_parser().parse_known_args(argv)
-    args.further = further
+    args = arguments(argv)
     try:
-        check_further(args)
-        args.call(args)
+        check(args)
+        run(args)
     except KeyboardInterrupt as stopped:
         print(f"evidence.py: {str(stopped) or 'stopped'}", file=sys.stderr)
         return 130

@@ -1,6 +1,6 @@
 """Top-1 of one trained gMLP at image sizes that it was not trained at, for several ways to carry W there.
 
-    python benchmarks/resampling.py CHECKPOINT DATA [--images N]
+    python benchmarks/resampling/resampling.py CHECKPOINT DATA [--images N]
 
 CHECKPOINT holds the weights of a gmlp_pico4 trained at 32 px, DATA is a folder with one folder a class. The
 images are the first N in the order of a seeded permutation, each resized as a whole to the size under test.
@@ -10,7 +10,7 @@ import argparse
 import datetime
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import timm
@@ -83,13 +83,16 @@ def top1(model: torch.nn.Module, batches: Batches) -> float:
     return 100 * torch.cat(right).float().mean().item()
 
 
-def main() -> None:
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="weights of a gmlp_pico4 at 32 px, as timm reads them")
     parser.add_argument("data", help="folder of test images, one folder a class")
-    parser.add_argument("--images", type=int, default=2000, help="how many of them (2000)")
-    args = parser.parse_args()
+    parser.add_argument("--images", type=int, default=2000, help="how many of them (%(default)s)")
+    return parser.parse_args(argv)
 
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = arguments(argv)
     state_dict = timm.models.load_state_dict(args.checkpoint)
     table = {}
     for size in tqdm(SIZES):

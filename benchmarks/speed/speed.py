@@ -1,8 +1,8 @@
 """How fast and lean gMLP is here, against timm's gMLP with the same weights and against the machine's limit.
 
-    python benchmarks/speed.py --short                 # gMLP-S without gradients, in under a minute
-    python benchmarks/speed.py --json speed.json       # everything: about two hours on 2 CPU cores
-    python benchmarks/speed.py --device cuda --json speed.json
+    python benchmarks/speed/speed.py --short                 # gMLP-S without gradients, in about a minute
+    python benchmarks/speed/speed.py --json speed.json       # everything: about two hours on 2 CPU cores
+    python benchmarks/speed/speed.py --device cuda --json speed.json
 
 A line of the table is one kind of run of one of our variants. In it all contenders take turns in one process;
 a figure is the median of the rounds. "of bound" is our images per second as a part of those that the model's
@@ -11,6 +11,7 @@ same runtime and turns.
 
 On a CPU every line is measured under glibc's allocator as it is and with its thresholds raised
 (docs/speed.md), each in a process of its own. What was measured before a run fails or is stopped is kept.
+MKL_ENABLE_INSTRUCTIONS=AVX2 and ONEDNN_MAX_CPU_ISA=AVX2 imitate a CPU without AVX-512.
 """
 
 import argparse
@@ -22,11 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from speed_contenders import SIZES
-from speed_processes import ALLOCATORS, rows_of
-from speed_rates import DTYPES, inference, makers, training
-from speed_runtimes import NEEDS, RUNTIMES
-from speed_table import Row, import_seconds, line, machine, table
+from machine import import_seconds, machine, product_rates
+from models import SIZES
+from processes import ALLOCATORS, rows_of
+from rates import DTYPES, inference, makers, training
+from rows import Row, line, table
+from runtimes import NEEDS, RUNTIMES
 from tqdm import tqdm
 
 from gmlp_vision.atomic import replace_file
@@ -41,9 +43,9 @@ USUAL = {
 
 def plan(args: argparse.Namespace) -> list[Row]:
     """What to measure: the cells of a row that say so."""
+    kinds = [kind for kind in makers(args.device) if kind[0] in args.runtimes and kind[1] in args.dtypes]
     runs = []
     for model in args.models:
-        kinds = [kind for kind in makers(args.device) if kind[0] in args.runtimes and kind[1] in args.dtypes]
         for runtime, dtype in kinds if "inference" in args.tasks else []:
             for batch in args.batches:
                 run = {"batch": batch, "dtype": dtype, "runtime": runtime, "task": "inference"}
@@ -58,13 +60,17 @@ def check(args: argparse.Namespace) -> None:
     """Refuses what cannot work before anything slow begins.
 
     Raises:
-        UserError: For tf32 on a CPU, a plan without a run, and a device, a package or a folder for the JSON
-            that is not there.
+        UserError: For tf32 on a CPU, a number below 1, a plan without a run, and a device, a package or a
+            folder for the JSON that is not there.
     """
     if args.device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("torch finds no CUDA device here; leave --device out")
     if args.device.type == "cpu" and "tf32" in args.dtypes:
         raise UserError("tf32 is a dtype of CUDA devices; leave it out of --dtypes, or add --device cuda")
+    if min(args.rounds, args.threads, *args.batches) < 1:
+        raise UserError(
+            f"--rounds {args.rounds} --threads {args.threads} --batches {args.batches}; expected 1 or more"
+        )
     runs = plan(args)
     if not runs:
         raise UserError(f"nothing to measure: --runtimes and --dtypes leave no run on {args.device.type}")
@@ -90,42 +96,30 @@ def measure(args: argparse.Namespace) -> None:
 def measure_in_processes(args: argparse.Namespace, argv: Sequence[str]) -> None:
     """Prints the table of all allocators, and writes it; where a process fails, what there is of it."""
     where = {**machine(args.device), "threads": args.threads}
-    print(
-        f"{where['date']}, commit {where['commit']}, {where['gpu'] or where['cpu']}, {args.threads} threads,"
-    )
-    print(where["versions"])
+    print(f"{where['date']}, commit {where['commit']}, {where['cpu']}, {args.threads} threads")
+    if args.device.type == "cpu":
+        torch.set_num_threads(args.threads)
+        where["gflops"] = product_rates()
+        rates = ", ".join(f"{name} {rate:.0f}" for name, rate in where["gflops"].items())
+        print(f"(3136, 256) by (256, 1536) in float32, GFLOP/s: {rates}")
+    else:
+        print(where["gpu"])
+    print(where["versions"], where["variables"] or "")
     if not args.short:
         where["import_seconds"] = import_seconds()
         print(f"importing gmlp_vision after timm takes {where['import_seconds']:.3f} s more")
+    sys.stdout.flush()
     found: list[Row] = []
     try:
         for allocator in args.allocators if args.device.type == "cpu" else ["as it is"]:
-            try:
-                for row in rows_of([sys.executable, __file__, *argv, "--allocator", allocator], allocator):
-                    found.append(row)
-                    if args.json:
-                        with replace_file(args.json) as path:
-                            path.write_text(json.dumps({**where, "rows": found}, indent=1) + "\n")
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(f"stopped at allocator {allocator!r}") from None
+            for row in rows_of([sys.executable, __file__, *argv, "--allocator", allocator], allocator):
+                found.append(row)
+                if args.json:
+                    with replace_file(args.json) as path:
+                        path.write_text(json.dumps({**where, "rows": found}, indent=1) + "\n")
     finally:
         if found:
             print(f"\n{table(found)}", flush=True)
-
-
-def rounds(text: str) -> int:
-    number = int(text)
-    if number < 7 or number % 2 == 0:
-        raise argparse.ArgumentTypeError(
-            f"{number} rounds; expected an odd number, at least 7, for the median"
-        )
-    return number
-
-
-def device(text: str) -> torch.device:
-    if text.partition(":")[0] not in USUAL:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected cpu, cuda or cuda:N")
-    return torch.device(text)
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -141,23 +135,20 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument(
-        "--rounds",
-        type=rounds,
-        default=7,
-        help="an odd number, at least 7 (default: %(default)s); --short may do fewer to stay short",
+        "--rounds", type=int, default=7, help="(%(default)s); --short may do fewer to stay short"
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", type=device, default="cpu")
+    parser.add_argument("--device", choices=USUAL, default="cpu")
     parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
     parser.add_argument(
         "--json", type=Path, help="file to write: the rows, the machine, the versions, the date"
     )
-    parser.add_argument(
-        "--allocator", choices=ALLOCATORS, help=argparse.SUPPRESS
-    )  # set for the processes of this
+    # set for the processes of this
+    parser.add_argument("--allocator", choices=ALLOCATORS, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    for name, value in USUAL[args.device.type].items():
-        setattr(args, name, getattr(args, name) or value)
+    args.batches = args.batches or USUAL[args.device]["batches"]
+    args.dtypes = args.dtypes or USUAL[args.device]["dtypes"]
+    args.device = torch.device(args.device)
     if args.short:
         args.models, args.dtypes, args.runtimes, args.tasks = ["s"], ["fp32"], ["eager"], ["inference"]
         args.batches = [16]
@@ -173,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             measure(args)
         else:
             measure_in_processes(args, argv)
-    except KeyboardInterrupt as stopped:
+    except KeyboardInterrupt:
         if not args.allocator:
-            print(f"speed.py: {str(stopped) or 'stopped'}", file=sys.stderr)
+            print("speed.py: stopped", file=sys.stderr)
         return 130
     except UserError as error:
         print(f"speed.py: {error}", file=sys.stderr)

@@ -5,7 +5,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from speed_table import Row
+from rows import Row
 
 from gmlp_vision.errors import UserError
 

@@ -2,24 +2,22 @@
 
 import argparse
 import math
-import statistics
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
-from speed_clock import take_turns
-from speed_contenders import check_same, in_pieces, make_instead, make_pair
-from speed_memory import activation_bytes
-from speed_runtimes import CPU, CUDA, Maker, Run, eager
-from speed_table import Row
+from clock import take_turns
+from memory import activation_bytes
+from models import TOLERANCES, Run, check_same, make_baselines, make_pair
+from rows import Row, rows
+from runtimes import CPU, CUDA, Maker, eager
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.flop_counter import FlopCounterMode
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
-TOLERANCES = {"fp32": 1e-3, "tf32": 0.1, "bf16": 0.2}
 SIDES = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product sets the bound
 SHORT = 15.0  # seconds for all rounds of one run of the short mode; there are two, each with its start
 
@@ -59,87 +57,73 @@ def inference(run: Row, args: argparse.Namespace) -> Iterator[Row]:
     # a runtime other than torch takes a float32 model, and turns it to bf16 itself
     dtype = torch.float32 if run["runtime"] in ("onnxruntime", "openvino") else DTYPES[run["dtype"]]
     ours, theirs = (model.to(args.device, dtype) for model in make_pair(run["model"]))
-    x = images(run["batch"], args.device, dtype)
+    x = images(run["batch"]).to(args.device, dtype)
     calls = {"timm": make(theirs, x), "ours": make(ours, x)}
     if run["runtime"] == "eager" and run["batch"] > 4 and args.device.type == "cpu" and not args.short:
-        calls["ours, in pieces of 4"] = torch.inference_mode()(lambda: in_pieces(ours, 4)(x))
+        pieces = x.split(4)
+        calls["ours, in pieces of 4"] = torch.inference_mode()(lambda: torch.cat([*map(ours, pieces)]))
     if run["runtime"] == "eager" and args.device.type == "cuda":
         calls |= {name: make(variant, x) for name, variant in gpu_variants(ours)}
     check_same(calls, TOLERANCES[run["dtype"]])
     if not args.short:
-        instead = make_instead(run["model"]).items()
-        calls |= {name: make(model.to(args.device, dtype), x) for name, model in instead}
+        baselines = make_baselines(run["model"]).items()
+        calls |= {name: make(model.to(args.device, dtype), x) for name, model in baselines}
     calls["product"] = product(make, args.device, dtype)
     rounds = args.rounds * (5 if run["batch"] == 1 else 1)  # short ones vary more
-    limit = SHORT if args.short else math.inf
-    yield from rows(run, take_turns(calls, rounds, args.device, limit), macs(ours, x), args.device)
+    taken = take_turns(calls, rounds, args.device, SHORT if args.short else math.inf)
+    yield from rows(run, taken, macs(ours, x), SIDES[args.device.type] ** 3)
 
 
 def training(run: Row, args: argparse.Namespace) -> Iterator[Row]:
     """Images per second of forward, loss and backward, and the bytes kept between them; bf16 by autocast."""
     set_precision(run["dtype"])
     ours, theirs = (model.train().to(args.device) for model in make_pair(run["model"]))
-    x = images(run["batch"], args.device, torch.float32)
-    labels = torch.zeros(run["batch"], dtype=torch.long, device=args.device)
-
-    def forward(model: Any, checkpointing: Row | None = None) -> torch.Tensor:
-        if checkpointing is not None:
-            model.set_grad_checkpointing(**checkpointing)
-        with torch.autocast(args.device.type, torch.bfloat16, enabled=run["dtype"] == "bf16"):
-            return model(x)
-
-    def loss(logits: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits.float(), labels)
-
-    def forward_loss(model: Any, *checkpointing: Row) -> torch.Tensor:
-        return loss(forward(model, *checkpointing))
-
-    def step(model: Any, *checkpointing: Row) -> torch.Tensor:
-        model.zero_grad(set_to_none=False)
-        logits = forward(model, *checkpointing)
-        loss(logits).backward()
-        return logits.detach()
-
+    x = images(run["batch"]).to(args.device)
+    bf16 = run["dtype"] == "bf16"
     models: dict[str, tuple[Any, ...]] = {
         "timm": (theirs,),
         "ours": (ours, {"enable": False}),
         "ours, checkpointing": (ours, {}),
         "ours, checkpointing blocks": (ours, {"mode": "block"}),
-        **{name: (model.train().to(args.device),) for name, model in make_instead(run["model"]).items()},
+        **{name: (model.train().to(args.device),) for name, model in make_baselines(run["model"]).items()},
     }
-    calls: dict[str, Run] = {name: partial(step, *model) for name, model in models.items()}
+    calls: dict[str, Run] = {name: partial(step, x, bf16, *model) for name, model in models.items()}
     check_same(calls, TOLERANCES[run["dtype"]])
     calls["product"] = product(eager, args.device, DTYPES[run["dtype"]])
     taken = take_turns(calls, args.rounds, args.device)
     mib = {}
     for name, model in models.items():
-        kept = activation_bytes(partial(forward_loss, *model), args.device)
+        kept = activation_bytes(lambda model=model: loss(forward(x, bf16, *model)), args.device)
         mib[name] = [b / run["batch"] / 2**20 for b in kept]
-    for row in rows(run, taken, 3 * macs(ours, x), args.device):
+    for row in rows(run, taken, 3 * macs(ours, x), SIDES[args.device.type] ** 3):
         yield {**row, "activations": {name: mib[name] for name in row["images_per_second"]}}
 
 
-def rows(run: Row, seconds: dict[str, list[float]], model_macs: int, device: torch.device) -> Iterator[Row]:
-    """One row for each of our variants."""
-    usual = {name: statistics.median(taken) for name, taken in seconds.items()}
-    bound = SIDES[device.type] ** 3 / usual.pop("product") / model_macs
-    speeds = {name: run["batch"] / s for name, s in usual.items()}
-    instead = {k: v for k, v in speeds.items() if k != "timm" and not k.startswith("ours")}
-    for name in (name for name in speeds if name.startswith("ours")):
-        shown = {"timm": speeds["timm"], name: speeds[name], **(instead if name == "ours" else {})}
-        yield {
-            **run,
-            "variant": name,
-            "images_per_second": shown,
-            "ratio": speeds[name] / speeds["timm"],
-            "of_bound": speeds[name] / bound,
-            "seconds": {k: seconds[k] for k in (*shown, "product")},
-        }
+def step(x: torch.Tensor, bf16: bool, model: Any, checkpointing: Row | None = None) -> torch.Tensor:
+    """Forward, loss and backward; returns the logits.
+
+    Args:
+        checkpointing: What is handed to `set_grad_checkpointing` before; None where it is not called.
+    """
+    model.zero_grad(set_to_none=False)
+    logits = forward(x, bf16, model, checkpointing)
+    loss(logits).backward()
+    return logits.detach()
 
 
-def images(batch: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    x = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    return x.to(device, dtype)
+def forward(x: torch.Tensor, bf16: bool, model: Any, checkpointing: Row | None = None) -> torch.Tensor:
+    if checkpointing is not None:
+        model.set_grad_checkpointing(**checkpointing)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+        return model(x)
+
+
+def loss(logits: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+
+
+def images(batch: int) -> torch.Tensor:
+    return torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
 
 
 def macs(model: nn.Module, x: torch.Tensor) -> int:

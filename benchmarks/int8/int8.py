@@ -1,6 +1,6 @@
 """Top-1, size and speed of a trained gMLP in ONNX Runtime, before and after quantisation to 8 bits.
 
-    python benchmarks/int8.py CHECKPOINT DATA [--images N]
+    python benchmarks/int8/int8.py CHECKPOINT DATA [--images N]
 
 DATA has one folder a class. Its first N images in the order of a seeded permutation are the test, and the
 first 16 of them the batch that is timed; the static kind is calibrated on the next 256. Both kinds leave the
@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,8 +26,6 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
-from speed_clock import take_turns
-from speed_runtimes import onnxruntime_options
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import datasets, transforms
 from tqdm import tqdm
@@ -38,6 +37,7 @@ OPERATIONS = ["MatMul", "Gemm"]
 MEAN = STD = (0.5, 0.5, 0.5)
 BATCH = 16  # images of the timing
 CALIBRATION = 256  # images
+ROUNDS = 100  # of the timing, in which the kinds take turns, after one to warm up
 
 
 class Batches(CalibrationDataReader):
@@ -68,15 +68,16 @@ def measure(args: argparse.Namespace) -> None:
         UserError: Too few images, or the checkpoint cannot be exported.
     """
     images = datasets.ImageFolder(args.data)
-    if args.images < BATCH:
-        raise UserError(f"--images is {args.images}; the timing alone takes {BATCH}")
-    if len(images) < args.images + CALIBRATION:
+    if not BATCH <= args.images <= len(images) - CALIBRATION:
         raise UserError(
-            f"{args.data} has {len(images)} images; {args.images} to test and {CALIBRATION} to calibrate on "
-            "are wanted: lower --images"
+            f"--images is {args.images}; expected at least {BATCH}, for the timing, and at most the "
+            f"{len(images)} of {args.data} less {CALIBRATION} to calibrate on"
         )
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
-    options = onnxruntime_options(args.threads)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = args.threads
+    # else the threads of one go on spinning after a call, into the turn of the next
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         export_checkpoint(args.checkpoint, path, "onnx", dynamic_batch=True)
@@ -94,24 +95,33 @@ def measure(args: argparse.Namespace) -> None:
             found = session.run(None, {"image": x.numpy()})[0].argmax(1)
             right[name] += (found == labels.numpy()).sum().item()
     batch = {"image": torch.stack([tested[i][0] for i in range(BATCH)]).numpy()}
-    calls = {name: lambda s=session: s.run(None, batch) for name, session in sessions.items()}
-    seconds = take_turns(calls, 101, torch.device("cpu"))
+    seconds: dict[str, list[float]] = {name: [] for name in sessions}
+    for _ in range(1 + ROUNDS):
+        for name, session in sessions.items():
+            start = time.perf_counter()
+            session.run(None, batch)
+            seconds[name].append(time.perf_counter() - start)
 
     print(f"{datetime.date.today()}, {os.cpu_count()} CPU cores, onnxruntime {onnxruntime.__version__}\n")
     print(f"| kind | top-1 | MB | img/s, batch {BATCH} |\n|---|---|---|---|")
     for name in files:
-        top1, speed = 100 * right[name] / len(tested), BATCH / statistics.median(seconds[name])
+        top1, speed = 100 * right[name] / len(tested), BATCH / statistics.median(seconds[name][1:])
         print(f"| {name} | {top1:.2f} | {sizes[name] / 1e6:.2f} | {speed:.0f} |")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint")
     parser.add_argument("data", help="folder of one folder a class")
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
     try:
-        measure(parser.parse_args(argv))
+        measure(args)
     except (UserError, OSError) as error:
         print(f"int8.py: {error}", file=sys.stderr)
         return 2

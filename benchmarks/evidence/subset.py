@@ -17,8 +17,6 @@ SEED = 0
 def make_subset(data: Path, folder: Path, each: int = EACH, seed: int = SEED) -> None:
     """Makes, or finds made, a folder of links: train/ with `each` images of every class, test/ as it is.
 
-    Several processes may do so at the same time.
-
     Args:
         data: Folder with train/ and test/, in each a folder for every class.
         folder: What to make. It appears as a whole or not at all.
@@ -30,14 +28,10 @@ def make_subset(data: Path, folder: Path, each: int = EACH, seed: int = SEED) ->
     links = {f"train/{link}": image for link, image in choose(data, each, seed).items()}
     links["test"] = data / "test"
     if not folder.exists():
-        try:
-            with new_folder(folder) as new:
-                for link, target in links.items():
-                    (new / link).parent.mkdir(parents=True, exist_ok=True)
-                    (new / link).symlink_to(target)
-        except (OSError, UserError):
-            if not folder.exists():
-                raise  # else another process was faster
+        with new_folder(folder) as new:
+            for link, target in links.items():
+                (new / link).parent.mkdir(parents=True, exist_ok=True)
+                (new / link).symlink_to(target)
     if entries(folder) != links:
         raise UserError(
             f"{folder} does not hold the {each} images a class that seed {seed} draws from {data}, "

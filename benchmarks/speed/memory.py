@@ -26,24 +26,23 @@ def activation_bytes(forward: Callable[[], torch.Tensor], device: torch.device) 
         alive = torch.cuda.memory_allocated(device) - before
         loss.backward()
         return alive, torch.cuda.max_memory_allocated(device) - before
-    kept = []
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as first:
-        kept.append(forward())
-    kept.pop().backward()
+        loss = forward()
+    loss.backward()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as whole:
         forward().backward()
-    return allocated(first)[-1], max(allocated(whole))
+    return sum(event.self_cpu_memory_usage for event in first.events()), peak(whole)
 
 
-def allocated(profiler: profile) -> list[int]:
-    """The bytes allocated on the CPU beyond those at the start, after each allocation and release."""
+def peak(profiler: profile) -> int:
+    """The most bytes allocated on the CPU beyond those at the start; only the trace has their order."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
     changes = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == 0]
-    total, totals = 0, [0]
+    total = highest = 0
     for event in sorted(changes, key=lambda e: e["ts"]):
         total += event["args"]["Bytes"]
-        totals.append(total)
-    return totals
+        highest = max(highest, total)
+    return highest

@@ -1,12 +1,17 @@
 """The table of evidence.py, from the runs on disk."""
 
 import csv
+import datetime
 import json
+import platform
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import timm
+import torch
 import yaml
 from evidence_models import ROWS, parameters
 
@@ -23,7 +28,20 @@ class Run(NamedTuple):
     options: dict[str, Any]  # all of train.py's
     further: list[str]  # those that were given by hand
     seconds: float  # wall time
-    machine: dict[str, Any]  # as `speed_table.machine` says of the run's device, and the number of threads
+    machine: dict[str, Any]  # as `machine` says of the run's device
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Day, processor, threads and versions."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), flags=re.M) if info.exists() else []
+    return {
+        "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "cpu": names[0] if names else platform.processor(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "versions": {"timm": timm.__version__, "torch": torch.__version__},
+    }
 
 
 def folder_of(output: Path, row: str, seed: int) -> Path:
