@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +70,8 @@ def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequen
     log = folder.with_suffix(".log")
     start = time.monotonic()
     with new_folder(folder) as new, log.open("w") as output:
-        command = [sys.executable, "-m", "gmlp_vision.run", str(script), "--config", str(find_recipe(RECIPE))]
+        launcher = Path(sysconfig.get_path("scripts"), "gmlp-vision")
+        command = [str(launcher), "run", str(script), "--config", str(find_recipe(RECIPE))]
         command += [*further, "--data-dir", str(folder.parent.parent / SUBSET), "--model", row.model]
         if row.model_kwargs:
             command += ["--model-kwargs", *(f"{key}={value}" for key, value in row.model_kwargs.items())]

@@ -62,8 +62,9 @@ class SpatialProjection(GridTied):
             weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
         tokens = x.flatten(1, 2)
         if torch.compiler.is_exporting():
-            # ONNX's product repeats W for each image by itself; expanded, it would be copied
-            return (weight @ tokens + bias.unsqueeze(-1)).view_as(x)
+            # ONNX's product repeats W for each image by itself; expanded, it would be copied. And quantisers
+            # take what is added to a product for a bias of its last dimension (NNCF's bias correction).
+            return (weight @ tokens - (-bias).unsqueeze(-1)).view_as(x)
         return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), tokens).view_as(x)
 
     def operators(self, grid_size: Grid) -> list[Operator]:
