@@ -77,7 +77,7 @@ def test_a_head_put_in_by_the_user_is_called_with_one_tensor() -> None:
 
 
 def block_outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    x, outputs = model.stem(x), []
+    x, outputs = model.embed(x), []
     for block in model.blocks:
         x = block(x)
         outputs.append(x)
@@ -178,7 +178,7 @@ def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
 @every_name
 def test_grad_checkpointing_recomputes_and_changes_no_gradient(name: str) -> None:
     model, calls = tiny(name), []
-    model.blocks[0].mlp_channels.gate.register_forward_hook(lambda *_: calls.append(1))
+    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
     plain = gradients(model, images())
     assert len(calls) == 1
     model.set_grad_checkpointing()
@@ -194,7 +194,7 @@ def test_grad_checkpointing_recomputes_and_changes_no_gradient(name: str) -> Non
 
 def test_grad_checkpointing_holds_in_forward_intermediates() -> None:
     model, calls = tiny(), []
-    model.blocks[0].mlp_channels.gate.register_forward_hook(lambda *_: calls.append(1))
+    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
     model.set_grad_checkpointing()
     model.forward_intermediates(images())[0].sum().backward()
     assert len(calls) == 2
@@ -209,7 +209,7 @@ def test_layer_decay_falls_from_head_to_stem(name: str) -> None:
         scale[id(p)]
         for p in (
             model.stem.proj.weight,
-            *(b.mlp_channels.gate.proj.weight for b in model.blocks),
+            *(next(block.parameters()) for block in model.blocks),
             model.head.weight,
         )
     ]
@@ -278,8 +278,8 @@ def test_fx(name: str) -> None:
     same(traced(images(3, 3, 32, 32)), model(images(3, 3, 32, 32)))
     with pytest.raises(ValueError, match="48 x 32"):
         traced(images(1, 3, 48, 32))
-    extractor = create_feature_extractor(model, {"blocks.0.mlp_channels.gate": "gate"})
-    assert extractor(images())["gate"].shape == (2, 4, 4, 48)
+    extractor = create_feature_extractor(model, {"norm": "tokens"})
+    assert extractor(images())["tokens"].shape == (2, 4, 4, 16)
 
 
 @every_name

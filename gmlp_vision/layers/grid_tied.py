@@ -127,6 +127,15 @@ def tied_layers(model: nn.Module) -> dict[str, GridTied]:
     return {name: m for name, m in model.named_modules() if isinstance(m, GridTied)}
 
 
+def any_size(model: nn.Module) -> tuple[str, str]:
+    """Whether a model takes another image size: 'free', 'resampled' or 'fixed', and why if it is fixed."""
+    rules = [rule for layer in tied_layers(model).values() for rule in layer.RULES.values()]
+    refusals = [rule.refusal for rule in rules if rule.refusal]
+    if refusals:
+        return "fixed", refusals[0]
+    return ("resampled" if rules else "free"), ""
+
+
 def carry(model: nn.Module, grids: Mapping[str, Grid]) -> list[tuple[GridTied, Grid, Tensors]]:
     """What `replace_grid` takes to bring each layer of a model to its new grid. The model is not touched.
 
