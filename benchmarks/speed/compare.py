@@ -134,7 +134,9 @@ def compare(args: argparse.Namespace) -> None:
                     for row in args.rows:
                         found[row].append(measure(row, before, after))
     finally:
-        print("\n" + table({row: seconds for row, seconds in found.items() if seconds}), flush=True)
+        measured = {row: seconds for row, seconds in found.items() if seconds}
+        if measured:
+            print(f"\n{table(measured)}", flush=True)
 
 
 def checkout(text: str) -> Path:
