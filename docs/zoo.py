@@ -6,6 +6,8 @@ Nothing in them is typed by hand: parameters and multiply-adds are counted on th
 """
 
 import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from gmlp_vision.checkpoints.families import families, names_of, title
 from gmlp_vision.errors import UserError
 from gmlp_vision.layers.ask import operators
 from gmlp_vision.layers.grid_tied import any_size
+from gmlp_vision.trunks import Trunk
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README = ROOT / "docs/zoo.md", ROOT / "README.md"
@@ -31,7 +34,7 @@ HEAD = """<!-- written by docs/zoo.py; edit the families' files instead -->
 Every registered name, family by family; a family's file under `gmlp_vision/models/` has the equation, the shapes
 and the source of each size. Parameters are with the head, multiply-adds (GMACs) half of what
 `torch.utils.flop_counter` counts at the image size given. Both are counted by `python docs/zoo.py`, which writes
-this page, and held by `tests/test_zoo.py`.
+this page; `tests/test_zoo_docs.py` compares it with what the code says.
 
 "Any size": *free*, nothing in it belongs to a token grid; *resampled*, what does is carried to the new grid
 ([resampling.md](resampling.md)); *fixed*, made for one size.
@@ -47,10 +50,12 @@ class Name(NamedTuple):
     gmacs: float
     image: tuple[int, int]
     any_size: str
-    filters: str
+    filters: tuple[str, ...]
+    no_filters: tuple[str, ...]
     weights: str
 
 
+@cache
 def describe(name: str) -> Name:
     model: Any = timm.create_model(name, device="meta")
     _, height, width = timm.models.get_model_input_config(model)["input_size"]
@@ -61,14 +66,21 @@ def describe(name: str) -> Name:
         sum(p.numel() for p in model.parameters()),
         counter.get_total_flops() / 2e9,
         (height, width),
-        any_size(model)[0],
-        filters(model),
+        size_rule(model),
+        *filters(model),
         weights(name),
     )
 
 
-def filters(model: nn.Module) -> str:
-    """The kinds of maps over tokens that its layers hold; or why there is none."""
+def size_rule(model: Any) -> str:
+    """'free', 'resampled' or 'fixed'; a class of timm's says only whether it is fixed."""
+    if isinstance(model, Trunk):
+        return any_size(model)[0]
+    return "fixed" if timm.models.get_model_input_config(model)["fixed_input_size"] else "free"
+
+
+def filters(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The kinds of maps over tokens that its layers hold; and what those say that hold none."""
     stem: Any = model.stem if hasattr(model, "stem") else model
     kinds, reasons = {}, {}
     for module in model.modules():
@@ -76,7 +88,7 @@ def filters(model: nn.Module) -> str:
             kinds[operator.kind] = None
         if reason := getattr(type(module), "NO_OPERATOR", ""):
             reasons[reason] = None
-    return ", ".join(kinds) or f"none: {'; '.join(reasons)}"
+    return tuple(kinds), tuple(reasons)
 
 
 def weights(name: str) -> str:
@@ -94,14 +106,25 @@ def weights(name: str) -> str:
 def section(family: ModuleType) -> str:
     """A family's heading, source and table for docs/zoo.md."""
     first, *_ = (family.__doc__ or "").splitlines()
-    lines = [f"## {title(family)}", "", f"{first.partition(':')[2].strip()}. {family.SOURCE}", ""]
-    lines += ["| name | parameters | GMACs | image | any size | filters | weights |", "|---|---|---|---|---|---|---|"]
-    for row in map(describe, names_of(family)):
+    lines = [f"## {title(family)}", "", f"{first.partition(':')[2].strip().rstrip('.')}. {family.SOURCE}", ""]
+    lines += [
+        "| name | parameters | GMACs | image | any size | filters | weights |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = [describe(name) for name in names_of(family)]
+    for row in rows:
         lines.append(
             f"| `{row.name}` | {row.parameters:,} | {row.gmacs:.2f} | {row.image[0]} x {row.image[1]} | "
-            f"{row.any_size} | {row.filters} | {row.weights} |"
+            f"{row.any_size} | {joined(row.filters)} | {row.weights} |"
         )
+    reasons = {reason: None for row in rows for reason in row.no_filters}
+    lines += [f"\nWhere there are no filters: {'; '.join(reasons)}."] if reasons else []
     return "\n".join(lines) + "\n"
+
+
+def joined(words: Iterable[str]) -> str:
+    """Each once, in their order; 'none' for none."""
+    return ", ".join(dict.fromkeys(words)) or "none"
 
 
 def summary() -> str:
@@ -109,12 +132,13 @@ def summary() -> str:
     lines = ["| family | names | any size | filters | source |", "|---|---|---|---|---|"]
     for family in families():
         names = names_of(family)
-        row = describe(names[0])
-        shown = row.filters.partition(":")[0]
+        rows = [describe(name) for name in names]
+        sizes = joined(row.any_size for row in rows)
+        shown = joined(kind for row in rows for kind in row.filters)
         listed = ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else "")
         anchor = title(family).lower().replace(" ", "-").replace("'", "")
         lines.append(
-            f"| [{title(family)}](docs/zoo.md#{anchor}) | {listed} | {row.any_size} | {shown} | {family.SOURCE} |"
+            f"| [{title(family)}](docs/zoo.md#{anchor}) | {listed} | {sizes} | {shown} | {family.SOURCE} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -128,7 +152,9 @@ def readme(text: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise UserError(f"README.md has lost the lines {BEGIN.strip()} and {END.strip()}, between which the table is")
+        raise UserError(
+            f"README.md has lost the lines {BEGIN.strip()} and {END.strip()}, between which the table is"
+        )
     return f"{before}{BEGIN}\n{summary()}\n{END}{after}"
 
 
