@@ -210,6 +210,7 @@ def error(found: Quantised) -> float:
         # Without it OpenVINO's sums of int8 overflow on a CPU that has no VNNI, of timm's model as of ours.
         ("openvino", {"overflow_fix": "enable"}),
     ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value), "defaults"),
 )
 def test_as_much_is_quantised_as_of_timms(kind: str, advanced: dict, written: Callable) -> None:
     found, expected = (
