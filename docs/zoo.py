@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
+from gmlp_vision.checkpoints.families import families, names_of, title
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import gmlp_vision  # noqa: F401  registers the names
-from gmlp_vision.checkpoints.families import families, names_of, title
 from gmlp_vision.errors import UserError
 from gmlp_vision.layers.ask import operators
 from gmlp_vision.layers.grid_tied import any_size
@@ -31,10 +31,10 @@ BEGIN, END = "<!-- begin: written by docs/zoo.py -->\n", "<!-- end -->\n"
 HEAD = """<!-- written by docs/zoo.py; edit the families' files instead -->
 # The zoo
 
-Every registered name, family by family; a family's file under `gmlp_vision/models/` has the equation, the shapes
-and the source of each size. Parameters are with the head, multiply-adds (GMACs) half of what
-`torch.utils.flop_counter` counts at the image size given. Both are counted by `python docs/zoo.py`, which writes
-this page; `tests/test_zoo_docs.py` compares it with what the code says.
+Every registered name, family by family; a family's file under `gmlp_vision/models/` has the equation, the
+shapes and the source of each size. Parameters are with the head, multiply-adds (GMACs) half of what
+`torch.utils.flop_counter` counts at the image size given. Both are counted by `python docs/zoo.py`, which
+writes this page; `tests/test_zoo_docs.py` compares it with what the code says.
 
 "Any size": *free*, nothing in it belongs to a token grid; *resampled*, what does is carried to the new grid
 ([resampling.md](resampling.md)); *fixed*, made for one size.

@@ -191,30 +191,11 @@ def write_openvino(model: nn.Module, images: torch.Tensor, path: Path) -> None:
 
     intermediate = path.with_suffix(".onnx")
     write_onnx(model, images, intermediate)
-    converted = openvino.convert_model(intermediate)
-    _subtract_biases_over_tokens(converted)
+    # not convert_model, which would make sums of the subtractions (layers/spatial_projection.py says what
+    # they are for) and sends statistics of its use over the network
+    converted = openvino.Core().read_model(intermediate)
     openvino.save_model(converted, path, compress_to_fp16=False)
     intermediate.unlink()
-
-
-def _subtract_biases_over_tokens(model: Any) -> None:
-    """``W x + b``, with the constant W on the left, to ``W x - (-b)``, in place.
-
-    As for ONNX, which has it so already: quantisers take what is added to a product for a bias of its last
-    dimension. OpenVINO's conversion makes it a sum again, and so does its compiler, so it costs no speed.
-    """
-    from openvino import opset13 as ops
-
-    for node in model.get_ordered_ops():
-        if node.get_type_name() != "Add":
-            continue
-        product, bias = (node.input_value(i).get_node() for i in range(2))
-        if product.get_type_name() != "MatMul" or bias.get_type_name() != "Constant":
-            continue
-        if product.input_value(0).get_node().get_type_name() == "Constant":
-            difference = ops.subtract(node.input_value(0), ops.constant(-bias.data))
-            difference.set_friendly_name(node.get_friendly_name())
-            node.output(0).replace(difference.output(0))
 
 
 def open_openvino(path: Path) -> Runner:

@@ -390,3 +390,34 @@ def test_vmap_without_gradients_warns_of_nothing() -> None:
         torch.testing.assert_close(
             vmap(model)(x), torch.stack([model(batch) for batch in x]), atol=1e-6, rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_hook_on_all_blocks_together_fires(grad: bool) -> None:
+    model, seen = tiny(), []
+    expected = model(images())
+    handle = model.blocks.register_forward_hook(lambda _, args, out: seen.append((args[0].shape, out)))
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(model(images()), expected, atol=1e-6, rtol=1e-5)
+    assert [shape for shape, _ in seen] == [(2, 4, 4, 16)]
+    assert seen[0][1].std() > 0.1
+    handle.remove()
+    model(images())
+    assert len(seen) == 1
+    model.blocks.register_forward_hook(lambda _, args, out: out.flip(-1))
+    assert (model(images()) - expected).abs().max() > 1e-3
+
+
+def test_blocks_that_are_compiled_or_wrapped_together_run_so() -> None:
+    model = tiny()
+    expected, calls = model(images()), []
+    blocks = model.blocks
+
+    class Counted(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return super().forward(x)
+
+    model.blocks = Counted(*blocks)
+    torch.testing.assert_close(model(images()), expected, atol=1e-6, rtol=1e-5)
+    assert calls == [1]

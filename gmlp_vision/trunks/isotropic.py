@@ -116,11 +116,10 @@ class Isotropic(Trunk):
         return self.cls_token(self.pos_embed(self.stem(x)))
 
     def forward_steps(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # noqa: SIM108  TorchScript knows it in this form only
             x = self.blocks(x)
         else:
-            for block in self.blocks:
-                x = self.run_step(block, x)
+            x = self.run_blocks(self.blocks, x)
         return x
 
     def run_step(self, step: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,19 @@ def choose(block: nn.Module, x: torch.Tensor) -> Callable[[torch.Tensor], torch.
     return fast.fast_forward if _may_be_fast(block, x) else block
 
 
+def is_watched(blocks: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a row of blocks must be called as the module that holds them, for hooks or a trace."""
+    return (
+        type(blocks) is not nn.Sequential
+        or bool(blocks._forward_hooks or blocks._forward_pre_hooks)
+        or bool(blocks._backward_hooks or blocks._backward_pre_hooks)
+        or "forward" in vars(blocks)
+        or blocks._compiled_call_impl is not None
+        or nn.modules.module._has_any_global_hook()
+        or (not torch.compiler.is_compiling() and is_observed(x))
+    )
+
+
 def _may_be_fast(block: nn.Module, x: torch.Tensor) -> bool:
     if not hasattr(type(block), "fast_forward"):  # of the class: a wrapper may hand on that of what it holds
         return False

@@ -23,7 +23,7 @@ from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks.checks import check_pool, check_rate
 from gmlp_vision.trunks.init import init_layer
 from gmlp_vision.trunks.recompute import check_mode, recompute
-from gmlp_vision.trunks.run_block import choose
+from gmlp_vision.trunks.run_block import choose, is_watched
 
 OUTPUT_FORMATS = ("NCHW", "NHWC", "NLC")
 
@@ -177,6 +177,14 @@ class Trunk(nn.Module):
         if self.grad_checkpointing:
             return recompute(block, x, self.checkpointing_mode)
         return choose(block, x)(x)
+
+    def run_blocks(self, blocks: Any, x: torch.Tensor) -> torch.Tensor:
+        """A row of blocks: one by one, or as the module that holds them where anybody watches that."""
+        if not self.grad_checkpointing and is_watched(blocks, x):
+            return blocks(x)
+        for block in blocks:
+            x = self.run_block(block, x)
+        return x
 
     # -- features -----------------------------------------------------------------------------------------
 
