@@ -101,14 +101,18 @@ def size_of(identity: Identity, checkpoint: Checkpoint, grid: Grid | None = None
     if hasattr(identity.model, "grids"):
         return source_size(tensors, identity.model, checkpoint.config, grid, own=False)
 
+    reduction = stem_of(identity.model, {}).reduction
+
     # timm's own: nothing tells which of its tensors belong to a grid, so the model is made at each size
     def at(image: Grid) -> dict[str, Grid] | None:
+        if image[0] < reduction[0] or image[1] < reduction[1]:
+            return None
         return {} if fits(identity.tensors, identity.create(device="meta", img_size=image)) else None
 
     side = math.isqrt(math.prod(identity.args["img_size"]))
     return first_that_fits(
         at,
-        stem_of(identity.model, {}).reduction,
+        reduction,
         checkpoint.config,
         grid,
         pretrained_cfg=identity.model.pretrained_cfg,

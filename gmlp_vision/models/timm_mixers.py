@@ -8,7 +8,6 @@ timm's gMLP is not among them, since a file of it holds the tensors of ours.
 from collections.abc import Mapping
 from typing import Any
 
-import timm
 import torch
 from timm.layers import GluMlp
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
@@ -17,7 +16,25 @@ from torch import nn
 from gmlp_vision.checkpoints.families import ratio_of
 from gmlp_vision.checkpoints.names import Layout, Row, Target
 
-NAMES = tuple(name for name in timm.list_models(module="mlp_mixer") if not name.startswith("gmlp_"))
+# Patch, blocks and width, from timm's own entrypoints.
+SIZES: dict[str, dict[str, Any]] = {
+    name: {"patch_size": patch, "num_blocks": depth, "embed_dim": dim}
+    for name, patch, depth, dim in (
+        ("mixer_s32_224", 32, 8, 512),
+        ("mixer_s16_224", 16, 8, 512),
+        ("mixer_b32_224", 32, 12, 768),
+        ("mixer_b16_224", 16, 12, 768),
+        ("mixer_l32_224", 32, 24, 1024),
+        ("mixer_l16_224", 16, 24, 1024),
+        ("gmixer_12_224", 16, 12, 384),
+        ("gmixer_24_224", 16, 24, 384),
+        ("resmlp_12_224", 16, 12, 384),
+        ("resmlp_24_224", 16, 24, 384),
+        ("resmlp_36_224", 16, 36, 384),
+        ("resmlp_big_24_224", 8, 24, 768),
+    )
+}
+NAMES = tuple(SIZES)
 MODEL = MlpMixer
 
 
@@ -48,8 +65,9 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
             own |= {"mlp_layer": GluMlp, "act_layer": nn.SiLU}
     else:
         return None
+    patch = height if height == width else (height, width)
     depth = len({name.split(".")[1] for name in state_dict if name.startswith("blocks.")})
-    sizes = {"patch_size": (height, width), "img_size": (tokens * height, width), "embed_dim": dim}
+    sizes = {"patch_size": patch, "img_size": (tokens * height, width), "embed_dim": dim}
     return {**sizes, "num_blocks": depth, **own}
 
 
