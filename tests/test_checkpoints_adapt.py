@@ -295,7 +295,7 @@ def test_a_grid_that_nobody_knows_is_an_error_that_names_the_arguments(tmp_path:
     for load in (by_hand, by_timm):
         with pytest.raises(
             CheckpointError,
-            match=r"\(20, 20\): nothing tells .*grid=\(H, W\).*--grid H W.*input_size.*pretrained_cfg_overlay",
+            match=r"\(20, 20\): nothing tells .*grid=\(H, W\).*--grid H W.*input_size.*_cfg_overlay",
         ):
             load(path)
     model = tiny()

@@ -128,7 +128,7 @@ def test_a_mixer_of_timm_of_no_registered_size(kind: str, tmp_path: Path) -> Non
     assert said["image"] == "1 channels, 32 x 32 pixels"
     convert_file(path, tmp_path / "y.safetensors")
     assert same_weights(build(tmp_path / "y.safetensors").model, source)
-    with pytest.raises(UserError, match="no registered size.*give the name of a file"):
+    with pytest.raises(UserError, match=r"no registered size.*give the name of a file"):
         convert_file(path, tmp_path / "folder")
     with pytest.raises(CheckpointError, match=r"no rule for another image size than the file's, 32 x 32"):
         build(path, img_size=(64, 64))

@@ -103,7 +103,8 @@ def test_each_kind_of_numbers_stays_its_own(tmp_path: Path) -> None:
 def test_a_spectrum_is_complex_on_both_sides(tmp_path: Path) -> None:
     def spectral() -> nn.Module:
         model = make("free")
-        model.blocks[0].register_parameter("spectrum", nn.Parameter(torch.randn(4, 3, dtype=torch.complex64)))
+        spectrum = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+        model.blocks[0].register_parameter("spectrum", spectrum)
         return model
 
     source, model = spectral(), spectral()
@@ -125,7 +126,7 @@ def test_what_has_no_other_grid_says_why(tmp_path: Path) -> None:
     before = {k: v.clone() for k, v in other.state_dict().items()}
     with pytest.raises(
         CheckpointError,
-        match=r"x\.pth is for another size, and blocks\.0\.scale\.scale has no other: its width is the number",
+        match=r"is for another size, and blocks\.0\.scale\.scale has no other: its width is the number",
     ):
         load_checkpoint(other, path)
     assert same_weights(other, before)

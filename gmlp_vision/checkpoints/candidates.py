@@ -200,14 +200,19 @@ def _may_be(name: str, sizes: Mapping[str, Any], tensors: Tensors) -> bool:
     table = families.sizes_of_name(name)
     if any(table.get(key, value) != value for key, value in sizes.items() if is_own(key)):
         return False
-    return not tensors or _names_of_first_block(name) <= tensors.keys()
+    return not tensors or _names_of_first_blocks(name) <= tensors.keys()
 
 
 @cache
-def _names_of_first_block(name: str) -> set[str]:
+def _names_of_first_blocks(name: str) -> set[str]:
     """The tensors of a model of this name whatever its depth, but for the head; none if nothing tells."""
-    if not isinstance(families.sizes_of_name(name).get("depth"), int):
+    table = families.sizes_of_name(name)
+    if "depth" in table:
+        shallow: dict[str, Any] = {"depth": 1}
+    elif "depths" in table:
+        shallow = {"depths": [1 for _ in table["depths"]]}
+    else:
         return set()
-    cfg: Any = timm.models.get_pretrained_cfg(name)
-    model: nn.Module = timm.create_model(name, depth=1, device="meta")
-    return {key for key in model.state_dict() if not key.startswith(f"{cfg.classifier}.")}
+    model: nn.Module = timm.create_model(name, device="meta", **shallow)
+    head = f"{part(model, 'classifier')}."
+    return {key for key in model.state_dict() if not key.startswith(head)}
