@@ -75,7 +75,7 @@ def export_checkpoint(
 
     Raises:
         ValueError: As `export_model`, or an image that the patch does not divide.
-        UserError: As `export_model`, or the source cannot be read or holds no gMLP.
+        UserError: As `export_model`, or the source cannot be read or holds no model of this package.
     """
     check_arguments(Path(out), format, dtype)
     model = build(source, img_size=img_size).model.float()
