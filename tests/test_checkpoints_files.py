@@ -276,6 +276,18 @@ def test_info_about_other_forms(tmp_path: Path) -> None:
     assert said["settings"] == "norm_eps=0.0001"
 
 
+def test_info_tells_what_a_file_is_that_lacks_a_tensor(source: Path, tmp_path: Path) -> None:
+    state = tiny().state_dict()
+    del state["norm.bias"]
+    torch.save({**state, "extra": torch.zeros(1)}, tmp_path / "x.pth")
+    told, whole = describe(tmp_path / "x.pth"), describe(source)
+    assert {k for k in whole if told[k] != whole[k]} == {"source", "sha256", "weights", "parameters"}
+    with pytest.raises(
+        UserError, match=r"not in the file: norm\.bias\. In the file, not in the model: extra"
+    ):
+        convert_file(tmp_path / "x.pth", tmp_path / "y.pth")
+
+
 def test_info_about_a_name_downloads_nothing() -> None:
     said = describe("gmlp_s16")
     assert said["parameters"] == "19,422,656"

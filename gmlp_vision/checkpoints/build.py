@@ -95,12 +95,11 @@ def size_of(identity: Identity, checkpoint: Checkpoint, grid: Grid | None = None
     """The image size of an identified checkpoint; None where no size gives its tensors their shapes.
 
     Raises:
-        CheckpointError: A tensor is missing or one too many, or as `source_size`.
+        CheckpointError: As `source_size`; of one of timm's own, also for a tensor that is missing or too many.
     """
-    tensors = account(identity.tensors, identity.model, Report(checkpoint.source))
     if hasattr(identity.model, "grids"):
-        return source_size(tensors, identity.model, checkpoint.config, grid, own=False)
-
+        return source_size(identity.tensors, identity.model, checkpoint.config, grid, own=False)
+    account(identity.tensors, identity.model, Report(checkpoint.source))
     reduction = stem_of(identity.model, {}).reduction
 
     # timm's own: nothing tells which of its tensors belong to a grid, so the model is made at each size
