@@ -95,7 +95,7 @@ def size_of(identity: Identity, checkpoint: Checkpoint, grid: Grid | None = None
     """The image size of an identified checkpoint; None where no size gives its tensors their shapes.
 
     Raises:
-        CheckpointError: As `source_size`; of one of timm's own, also for a tensor that is missing or too many.
+        CheckpointError: As `source_size`; for one of timm's own also a tensor missing or too many.
     """
     if hasattr(identity.model, "grids"):
         return source_size(identity.tensors, identity.model, checkpoint.config, grid, own=False)
