@@ -13,11 +13,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import timm
 import torch
 from torch import nn
 
-from gmlp_vision.checkpoints import DTYPES, convert_file
+from gmlp_vision.checkpoints import DTYPES, build
 from gmlp_vision.errors import UserError
 from gmlp_vision.trunks import Trunk
 
@@ -76,12 +75,10 @@ def export_checkpoint(
 
     Raises:
         ValueError: As `export_model`, or an image that the patch does not divide.
-        UserError: As `export_model`, or the source cannot be read or holds no gMLP.
+        UserError: As `export_model`, or the source cannot be read or holds no model of this package.
     """
     check_arguments(Path(out), format, dtype)
-    with tempfile.TemporaryDirectory() as folder:
-        convert_file(source, f"{folder}/model", img_size=img_size)
-        model = timm.create_model(f"local-dir:{folder}/model", pretrained=True)
+    model = build(source, img_size=img_size).model.float()
     return export_model(model, out, format, dynamic_batch=dynamic_batch, dtype=dtype)
 
 

@@ -7,6 +7,10 @@ Shapes: B batch, N = H * W tokens, C channels, D width, E hidden width, K classe
 """
 
 import torch
+from torch import nn
+
+from gmlp_vision.checkpoints.names import from_ours
+from gmlp_vision.models.gmlp import LAYOUTS
 
 State = dict[str, torch.Tensor]
 
@@ -102,3 +106,8 @@ def layer_norm(s: State, name: str, x: torch.Tensor) -> torch.Tensor:
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1 + torch.erf(x / 2**0.5))
+
+
+def in_names_of(name: str, model: nn.Module) -> State:
+    """The state dict of a model of ours in the names and shapes of another implementation."""
+    return from_ours(model.state_dict(), LAYOUTS[name].rows_for(model))

@@ -26,7 +26,7 @@ NAMES = [
 ]
 # those of modules that have internal names in their __all__, or none
 OTHERS = {
-    "gmlp_vision.checkpoints": {"convert_file", "describe", "read_checkpoint"},
+    "gmlp_vision.checkpoints": {"build", "convert_file", "describe", "read_checkpoint"},
     "gmlp_vision.export": {"export_checkpoint", "export_model"},
     "gmlp_vision.GMlp": {"clear_cache", "set_grad_checkpointing", "set_input_size"},
 }

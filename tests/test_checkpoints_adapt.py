@@ -16,7 +16,7 @@ from torch import nn
 
 from gmlp_vision import CheckpointError, load_checkpoint
 from gmlp_vision.checkpoints import Report
-from gmlp_vision.checkpoints.grid import source_grid
+from gmlp_vision.checkpoints.grid import first_that_fits
 from gmlp_vision.layers.resample import resample_map, resample_operator
 
 W, B = "blocks.1.mlp_channels.gate.proj.weight", "blocks.1.mlp_channels.gate.proj.bias"
@@ -236,6 +236,11 @@ def test_a_model_of_varying_size_takes_weights_too(load: Load, tmp_path: Path) -
     torch.testing.assert_close(loaded(images(2, 3, 48, 48)), fixed(images(2, 3, 48, 48)))
 
 
+def of_64_tokens(image: tuple[int, int]) -> dict[str, tuple[int, int]] | None:
+    grid = (image[0] // 8, image[1] // 8)
+    return {"layer": grid} if min(grid) > 0 and grid[0] * grid[1] == 64 else None
+
+
 MADE, USED = "by the img_size in its config", "by the input_size in its config"
 BY_CFG = "by the input_size of the model's pretrained cfg"
 GUESSED = "guessed to be square, since nothing states it"
@@ -246,19 +251,19 @@ CFG = {"input_size": (3, 16, 256)}
     ("config", "kwargs", "expected"),
     [
         ({"model_args": {"img_size": 64}, "pretrained_cfg": CFG}, {"grid": (4, 16)}, ((4, 16), "as given")),
-        ({"model_args": {"img_size": 64}, "pretrained_cfg": CFG}, {"own": (16, 4)}, ((8, 8), MADE)),
+        ({"model_args": {"img_size": 64}, "pretrained_cfg": CFG}, {"own": (128, 32)}, ((8, 8), MADE)),
         ({"model_args": {"img_size": [32, 128]}}, {}, ((4, 16), MADE)),
-        ({"model_args": {"img_size": 24}, "pretrained_cfg": CFG}, {"own": (16, 4)}, ((2, 32), USED)),
+        ({"model_args": {"img_size": 24}, "pretrained_cfg": CFG}, {"own": (128, 32)}, ((2, 32), USED)),
         ({"pretrained_cfg": {"input_size": [3, 16, 256]}}, {}, ((2, 32), USED)),
         ({"input_size": [3, 16, 256]}, {}, ((2, 32), USED)),  # an older config.json, all in one dict
-        ({}, {"own": (16, 4), "pretrained_cfg": CFG}, ((16, 4), "as the model's own")),
-        ({}, {"own": (3, 4), "pretrained_cfg": CFG}, ((2, 32), BY_CFG)),
-        ({}, {"own": (3, 4), "pretrained_cfg": {"input_size": (3, 16, 16)}}, ((8, 8), GUESSED)),
+        ({}, {"own": (128, 32), "pretrained_cfg": CFG}, ((16, 4), "as the model's own")),
+        ({}, {"own": (24, 32), "pretrained_cfg": CFG}, ((2, 32), BY_CFG)),
+        ({}, {"own": (24, 32), "pretrained_cfg": {"input_size": (3, 16, 16)}}, ((8, 8), GUESSED)),
         ({}, {"overlaid_cfg": CFG}, ((2, 32), BY_CFG)),
-        ({}, {"overlaid_cfg": CFG, "own": (2, 32)}, ((2, 32), BY_CFG)),
-        ({}, {"overlaid_cfg": CFG, "own": (3, 4)}, ((2, 32), BY_CFG)),
-        ({}, {"overlaid_cfg": {"input_size": (3, 8, 8)}, "own": (16, 4)}, ((16, 4), "as the model's own")),
-        ({"model_args": {"img_size": 64}}, {"overlaid_cfg": CFG, "own": (16, 4)}, ((8, 8), MADE)),
+        ({}, {"overlaid_cfg": CFG, "own": (16, 256)}, ((2, 32), BY_CFG)),
+        ({}, {"overlaid_cfg": CFG, "own": (24, 32)}, ((2, 32), BY_CFG)),
+        ({}, {"overlaid_cfg": {"input_size": (3, 8, 8)}, "own": (128, 32)}, ((16, 4), "as the model's own")),
+        ({"model_args": {"img_size": 64}}, {"overlaid_cfg": CFG, "own": (128, 32)}, ((8, 8), MADE)),
         ({"model_args": 3, "pretrained_cfg": "?"}, {"pretrained_cfg": None}, ((8, 8), GUESSED)),
         (
             {"model_args": {"img_size": "64"}, "pretrained_cfg": {"input_size": [1, 2, 3, 4]}},
@@ -273,27 +278,29 @@ CFG = {"input_size": (3, 16, 256)}
     ],
 )
 def test_who_says_what_the_grid_is(config: dict, kwargs: dict, expected: tuple) -> None:
-    size, how, doubtful = source_grid(64, (8, 8), config, **kwargs)
-    assert (size, how) == expected
-    assert doubtful == (how == GUESSED)
+    found = first_that_fits(of_64_tokens, (8, 8), config, **kwargs)
+    assert (found.grid, found.how) == expected
+    assert found.image == (8 * found.grid[0], 8 * found.grid[1])
+    assert found.doubtful == (found.how == GUESSED)
 
 
 def test_a_cfg_that_the_model_contradicts_is_followed_and_said_to_be_doubtful() -> None:
-    found = source_grid(64, (8, 8), {}, overlaid_cfg=CFG, own=(16, 4))
-    assert (found.size, found.doubtful) == ((2, 32), True)
-    assert found.how.startswith(f"{BY_CFG}; the model's own, 16 x 4, has as many")
+    found = first_that_fits(of_64_tokens, (8, 8), {}, overlaid_cfg=CFG, own=(128, 32))
+    assert (found.grid, found.doubtful) == ((2, 32), True)
+    assert found.how.startswith(f"{BY_CFG}; the model's own size, 128 x 32 pixels of the file, would fit too")
 
 
 def test_a_grid_that_nobody_knows_is_an_error_that_names_the_arguments(tmp_path: Path) -> None:
     path = saved(tiny(img_size=(32, 40)), tmp_path / "x.pth")  # 4 x 5
     for load in (by_hand, by_timm):
         with pytest.raises(
-            CheckpointError, match=r"20 tokens.*grid=\(H, W\).*--grid H W.*input_size.*pretrained_cfg_overlay"
+            CheckpointError,
+            match=r"\(20, 20\): nothing tells .*grid=\(H, W\).*--grid H W.*input_size.*_cfg_overlay",
         ):
             load(path)
     model = tiny()
     for grid, tokens in (((3, 5), 15), ((-5, -4), 20)):
-        with pytest.raises(CheckpointError, match=rf"has {tokens} tokens, but W is 20 x 20"):
+        with pytest.raises(CheckpointError, match=rf"\(20, 20\): the grid .* has {tokens} tokens"):
             load_checkpoint(model, path, grid=grid)
     report = load_checkpoint(model, path, grid=(5, 4))
     assert report.adapted[W] == "grid 5 x 4 to 4 x 4"
@@ -334,7 +341,9 @@ def test_a_file_of_the_models_own_size_where_the_default_cfg_would_fit_too(
     carried = load()
     assert torch.equal(carried.state_dict()[W], resample_operator(source.state_dict()[W], (8, 8), (4, 16)))
     (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert "8 x 8 tokens, by the input_size of the model's pretrained cfg; the model's own, 4 x 16" in said
+    assert (
+        "8 x 8 tokens, by the input_size of the model's pretrained cfg; the model's own size, 16 x 64" in said
+    )
     assert "`input_size` in pretrained_cfg_overlay" in said
     assert "its config" not in said
 

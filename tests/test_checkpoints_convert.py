@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from others import State, jaketae_forward, jaketae_state, lucidrains_forward, lucidrains_state
+from others import State, in_names_of, jaketae_forward, jaketae_state, lucidrains_forward, lucidrains_state
 from timm.layers import resample_patch_embed
-from tiny import TINY, images, perturb, tiny
+from tiny import TINY, images, perturb, same_weights, tiny
 from torch import nn
 
 from gmlp_vision import CheckpointError, load_checkpoint
-from gmlp_vision.checkpoints import convert_file
-from gmlp_vision.checkpoints.convert import LAYOUTS, from_ours, recognise, to_ours
+from gmlp_vision.checkpoints import convert_file, families
+from gmlp_vision.checkpoints.names import to_ours
 from gmlp_vision.errors import UserError
+from gmlp_vision.models import gmlp
 
 Forward = Callable[[State, torch.Tensor], torch.Tensor]
 LUCIDRAINS = {"mlp_ratio": 4.0, "norm_eps": 1e-5}
@@ -103,7 +104,7 @@ def test_our_model_in_their_names_computes_the_same_there(
     model = tiny(**settings, dtype=torch.float64)
     expected = model(images().double())
     assert expected.std(dim=0).max() > 1e-2
-    theirs = forward(from_ours(model.state_dict(), name), images().double())
+    theirs = forward(in_names_of(name, model), images().double())
     torch.testing.assert_close(theirs, expected, rtol=0, atol=1e-10)
 
 
@@ -125,22 +126,23 @@ def test_w_of_a_1d_convolution(tmp_path: Path) -> None:
     assert torch.equal(other(images()), model(images()))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", gmlp.LAYOUTS)
 def test_names_are_told_apart_without_doubt(name: str) -> None:
-    ours = tiny().state_dict()
-    theirs = from_ours(ours, name)
-    assert recognise(theirs) == name
-    back = to_ours(theirs, name)
-    assert back.keys() == ours.keys()
-    assert all(torch.equal(back[k], v) for k, v in ours.items())
+    model, layout = tiny(), gmlp.LAYOUTS[name]
+    theirs = in_names_of(name, model)
+    assert families.recognise(theirs, gmlp) == name
+    assert families.recognise(model.state_dict(), gmlp) == "timm"
+    back, left = to_ours(theirs, layout, layout.rows_for(model), model.state_dict())
+    assert same_weights(back, model)
+    assert left == []
 
 
-def test_two_layouts_in_one_file_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="timm and of lucidrains"):
-        recognise([*tiny().state_dict(), *lucidrains_state(16)])
-    both = {**tiny().state_dict(), "patcher.weight": torch.zeros(1)}
+def test_two_layouts_in_one_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="lucidrains and of jaketae; say which are meant"):
+        families.recognise({**lucidrains_state(16), **jaketae_state(16)}, gmlp)
+    both = {**tiny().state_dict(), **jaketae_state(16)}
     with pytest.raises(CheckpointError, match=r"two tensors of the file are both stem\.proj\.weight"):
-        to_ours(both, "jaketae")
+        load_checkpoint(tiny(**JAKETAE), save(both, tmp_path / "both.pth"))
 
 
 def test_an_explicit_name_wins_over_the_keys(tmp_path: Path) -> None:

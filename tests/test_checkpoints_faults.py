@@ -205,10 +205,7 @@ def test_tensors_that_are_missing_extra_or_of_another_kind(suffix: str, tmp_path
     for fault, state in other_tensors():
         path = tmp_path / f"x{suffix}"
         path.write_bytes(as_pth(state) if suffix == ".pth" else safetensors.torch.save(state))
-        as_a_convolution = (
-            fault.endswith("deeper") and ".gate.proj." in fault
-        )  # (1, N, N), and nothing is lost
-        assert check(path, fault, expected=GOOD if as_a_convolution else None) != as_a_convolution, fault
+        assert check(path, fault, expected=None)
         count += 1
     assert count > 200
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from others import in_names_of
 from tiny import same_weights, tiny
 
 from gmlp_vision.checkpoints import DTYPES, convert_file, describe, read_checkpoint
-from gmlp_vision.checkpoints.convert import from_ours
 from gmlp_vision.checkpoints.save import save_file
-from gmlp_vision.checkpoints.sizes import read_sizes
 from gmlp_vision.cli import main
 from gmlp_vision.errors import UserError
 from gmlp_vision.layers.resample import resample_operator
+from gmlp_vision.models.gmlp import sizes_of
 
 W = "blocks.0.mlp_channels.gate.proj.weight"
 NAMES = ["x.safetensors", "x.pth", "x.pt", "x.pth.tar", "x.bin"]
@@ -134,7 +134,7 @@ def test_any_hidden_width_is_written_as_a_ratio_that_gives_it(dim: int, hidden: 
         "blocks.0.mlp_channels.fc1.weight": torch.zeros(hidden, dim),
         "blocks.0.mlp_channels.gate.proj.weight": torch.zeros(4, 4),
     }
-    assert int(dim * read_sizes(state, "x").shape["mlp_ratio"]) == hidden
+    assert int(dim * sizes_of(state)["mlp_ratio"]) == hidden
 
 
 def test_a_folder_that_is_there_is_not_touched(source: Path, tmp_path: Path) -> None:
@@ -263,17 +263,29 @@ def test_info_about_a_file(source: Path) -> None:
 
 
 def test_info_about_other_forms(tmp_path: Path) -> None:
-    torch.save(from_ours(tiny().half().state_dict(), "lucidrains"), tmp_path / "theirs.pth")
+    torch.save(in_names_of("lucidrains", tiny().half()), tmp_path / "theirs.pth")
     said = describe(tmp_path / "theirs.pth")
     assert said["names"] == "lucidrains"
     assert said["dtype"] == "float16"
     assert said["settings"] == "norm_eps=1e-05, final_norm=True"
     torch.save(tiny(img_size=(32, 40)).state_dict(), tmp_path / "x.pth")
-    assert describe(tmp_path / "x.pth")["grid"] == "20 tokens in a grid that nothing states"
+    assert describe(tmp_path / "x.pth")["grid"] == "of the tokens: nothing states it"
     timm.models.save_for_hf(tiny(img_size=(32, 40), norm_eps=1e-4), str(tmp_path / "d"))
     said = describe(tmp_path / "d")
     assert said["grid"] == "4 x 5 tokens, by the img_size in its config"
     assert said["settings"] == "norm_eps=0.0001"
+
+
+def test_info_tells_what_a_file_is_that_lacks_a_tensor(source: Path, tmp_path: Path) -> None:
+    state = tiny().state_dict()
+    del state["norm.bias"]
+    torch.save({**state, "extra": torch.zeros(1)}, tmp_path / "x.pth")
+    told, whole = describe(tmp_path / "x.pth"), describe(source)
+    assert {k for k in whole if told[k] != whole[k]} == {"source", "sha256", "weights", "parameters"}
+    with pytest.raises(
+        UserError, match=r"not in the file: norm\.bias\. In the file, not in the model: extra"
+    ):
+        convert_file(tmp_path / "x.pth", tmp_path / "y.pth")
 
 
 def test_info_about_a_name_downloads_nothing() -> None:
@@ -304,7 +316,7 @@ def test_the_commands(source: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_the_commands_on_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny(img_size=(32, 40), norm_eps=1e-5, in_chans=1)
-    torch.save(from_ours(model.state_dict(), "lucidrains"), tmp_path / "in.pth")
+    torch.save(in_names_of("lucidrains", model), tmp_path / "in.pth")
     args = ["--from", "lucidrains", "--to", "lucidrains", "--grid", "4", "5", "--patch-size", "8", "8"]
     assert (
         main(["convert", str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), *args, "--weights", "raw"]) == 0

@@ -1,6 +1,7 @@
 """Our weights to this model. Every tensor of the file and of the model is accounted for, or it is an error.
 
-Shapes: N tokens, D width, C image channels, P x P' pixels of a patch, K classes.
+First `account` settles the names and the head; then, once the file's size is known, `adapt` brings each
+tensor to the shape of its counterpart. The model itself is not touched.
 """
 
 from collections.abc import Mapping
@@ -9,72 +10,77 @@ from typing import Any
 import torch
 from timm.layers import resample_patch_embed
 from timm.models import adapt_input_conv
-from torch import nn
 from tqdm import tqdm
 
-from gmlp_vision.checkpoints.grid import Grid, source_grid
+from gmlp_vision.checkpoints.families import part
+from gmlp_vision.checkpoints.grid import SourceSize, stem_of
+from gmlp_vision.checkpoints.names import State, Tensors
 from gmlp_vision.checkpoints.report import Report, first_five
 from gmlp_vision.errors import CheckpointError
-from gmlp_vision.layers.resample import resample_map as resample_bias
-from gmlp_vision.layers.resample import resample_operator
-from gmlp_vision.layers.spatial_projection import SpatialProjection
-
-Tensors = dict[str, torch.Tensor]
-
-STEM = "stem.proj.weight"
-HEAD = ("head.weight", "head.bias")
+from gmlp_vision.layers.grid_tied import tied_layers
 
 
-def adapt(
-    state_dict: Mapping[str, torch.Tensor],
-    model: nn.Module,
-    report: Report,
-    config: Mapping[str, Any],
-    grid: Grid | None = None,
-    overlaid_cfg: Mapping[str, Any] | None = None,
-) -> Tensors:
-    """A state dict for `model`, complete and in its shapes and dtypes, from one in our names.
+def account(state_dict: Tensors, model: Any, report: Report) -> State:
+    """The tensors of a file for every name of the model, in the shapes that they have.
 
-    W and b are carried to the model's grid, the stem to its channels and its patch. Where the class counts
-    differ the result holds the model's own head. The model itself is not touched.
+    Where the class counts differ, or the file has no head, the result holds the model's own head. The kernel
+    of a 1 x 1 convolution is a matrix where the model has a matrix.
 
     Args:
-        state_dict: As `to_ours` returns it.
-        model: One with the tensor names of Trunk.
+        state_dict: In our names.
+        model: The model that is to take them.
         report: Is filled in.
-        config: What the file says of its model, in the form of timm's config.json.
-        grid: (H, W) of the file's tokens, where the user knows it.
-        overlaid_cfg: On timm's way, the model's pretrained cfg, where the user may have put the file's size.
 
     Raises:
-        CheckpointError: A tensor is missing, or has no counterpart, or cannot be brought to its counterpart's
-            shape, is not floating point or not finite; or the file's grid is unknown.
+        CheckpointError: A tensor is missing, or has no counterpart, or is of another kind of numbers.
     """
-    own = model.state_dict()
-    tensors = dict(state_dict)
-    _settle_head(tensors, own, report)
+    own, tensors = model.state_dict(), dict(state_dict)
+    _settle_head(tensors, own, part(model, "classifier"), report)
     _check_names(tensors, own, report.source)
-    _carry_tokens(tensors, model, config, grid, overlaid_cfg, report)
-    _fit_stem(tensors, own[STEM], report)
-    _check_shapes(tensors, own, report.source)
-    _cast(tensors, own, report)
-    _check_finite(tensors, report.source)
-    report.loaded += [name for name in tensors if name not in report.adapted and name not in report.missing]
+    _check_kinds(tensors, own, report.source)
+    for name, tensor in tensors.items():
+        if tensor.ndim > own[name].ndim == 2 and all(size == 1 for size in tensor.shape[2:]):
+            tensors[name] = tensor.flatten(1)
+            report.adapted[name] = "kernel of a convolution to a matrix"
     return tensors
 
 
-def _settle_head(tensors: Tensors, own: Tensors, report: Report) -> None:
+def adapt(tensors: Tensors, model: Any, report: Report, size: SourceSize | None) -> State:
+    """What `account` gave, in the shapes and dtypes of the model.
+
+    What belongs to a grid is carried to the model's, the stem to its channels and its patch.
+
+    Args:
+        tensors: A tensor for every name of the model.
+        model: The model.
+        report: Is filled in.
+        size: Of the file; None leaves what belongs to a grid as it is.
+
+    Raises:
+        CheckpointError: A tensor cannot be brought to its counterpart's shape, or is not finite.
+    """
+    own, adapted = model.state_dict(), dict(tensors)
+    if size is not None:
+        _carry(adapted, model, size, report)
+    _fit_stem(adapted, model, own, report)
+    _check_shapes(adapted, own, report.source)
+    _cast(adapted, own, report)
+    _check_finite(adapted, report.source)
+    report.loaded += [name for name in adapted if name not in report.adapted and name not in report.missing]
+    return adapted
+
+
+def _settle_head(tensors: State, own: Tensors, classifier: str, report: Report) -> None:
     """Only a head's class count may differ; then, or where the file has no head, the model keeps its own."""
-    theirs, ours = [name for name in HEAD if name in tensors], [name for name in HEAD if name in own]
+    theirs, ours = ([name for name in side if name.startswith(f"{classifier}.")] for side in (tensors, own))
     if theirs and not ours:
         why = "the model has no head"
     elif ours and not theirs:
-        report.missing.update(dict.fromkeys(HEAD, "no head to take, so the model keeps its own"))
+        report.missing.update(dict.fromkeys(ours, "no head to take, so the model keeps its own"))
         why = ""
-    elif len(theirs) == len(ours) == 2 and _class_counts_differ(tensors, own):
-        file_k, model_k = len(tensors[HEAD[0]]), len(own[HEAD[0]])
-        why = f"it is for {file_k} classes, and the model has {model_k}"
-        report.missing.update(dict.fromkeys(HEAD, f"the model keeps its own head, for {model_k} classes"))
+    elif counts := _class_counts({n: tensors[n] for n in theirs}, {n: own[n] for n in ours}):
+        why = f"it is for {counts[0]} classes, and the model has {counts[1]}"
+        report.missing.update(dict.fromkeys(ours, f"the model keeps its own head, for {counts[1]} classes"))
     else:
         return
     for name in theirs:
@@ -84,9 +90,15 @@ def _settle_head(tensors: Tensors, own: Tensors, report: Report) -> None:
         tensors[name] = own[name]
 
 
-def _class_counts_differ(tensors: Tensors, own: Tensors) -> bool:
-    (weight, bias), target = (tensors[name] for name in HEAD), own[HEAD[0]]
-    return weight.shape[1:] == target.shape[1:] and bias.shape == weight.shape[:1] != target.shape[:1]
+def _class_counts(theirs: Tensors, ours: Tensors) -> tuple[int, int] | None:
+    """Those of two heads that differ in nothing else; None for any others."""
+    if theirs.keys() != ours.keys() or not all(tensor.ndim for tensor in theirs.values()):
+        return None
+    counts = {(len(theirs[name]), len(ours[name])) for name in ours}
+    if len(counts) != 1 or any(theirs[name].shape[1:] != ours[name].shape[1:] for name in ours):
+        return None
+    (found,) = counts
+    return found if found[0] != found[1] else None
 
 
 def _check_names(tensors: Tensors, own: Tensors, source: str) -> None:
@@ -97,61 +109,67 @@ def _check_names(tensors: Tensors, own: Tensors, source: str) -> None:
             f"In the model, not in the file: {first_five(missing) or 'none'}. "
             f"In the file, not in the model: {first_five(unexpected) or 'none'}"
         )
-    integers = [f"{name} ({t.dtype})" for name, t in tensors.items() if not t.is_floating_point()]
-    if integers:
-        raise CheckpointError(f"{source} has tensors that are not floating point: {first_five(integers)}")
 
 
-def _carry_tokens(
-    tensors: Tensors,
-    model: nn.Module,
-    config: Mapping[str, Any],
-    grid: Grid | None,
-    overlaid_cfg: Mapping[str, Any] | None,
-    report: Report,
-) -> None:
-    """W and b to the grids of the model's spatial projections. What is no map over N tokens is left alone."""
-    layers = {name: m.grid_size for name, m in model.named_modules() if isinstance(m, SpatialProjection)}
-    first, stem = tensors[f"{next(iter(layers))}.weight"], tensors[STEM]
-    if first.ndim != 2 or len(first) < 1 or stem.ndim != 4 or min(stem.shape) < 1:
-        return
-    n = len(first)
-    old, how, doubtful = source_grid(
-        n,
-        (stem.shape[2], stem.shape[3]),
-        config,
-        grid,
-        overlaid_cfg,
-        own=next(iter(layers.values())),
-        pretrained_cfg=getattr(model, "pretrained_cfg", None),
-    )
+def _check_kinds(tensors: Tensors, own: Tensors, source: str) -> None:
+    """A counter may stay whole and a spectrum complex, but none of them is a weight."""
+    wrong: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        if (kind := _kind(own[name])) != _kind(tensor):
+            wrong.setdefault(kind, []).append(f"{name} ({tensor.dtype})")
+    for kind, names in wrong.items():
+        raise CheckpointError(f"{source} has tensors that are not {kind}: {first_five(names)}")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if tensor.is_complex():
+        return "complex"
+    return "floating point" if tensor.is_floating_point() else "integers"
+
+
+def _carry(tensors: State, model: Any, size: SourceSize, report: Report) -> None:
+    """What belongs to a grid, by the rule of its layer. What does not fit the file's grid is left alone."""
     # a line on a terminal, once it has taken two seconds: wide grids do
-    for name, new in tqdm(layers.items(), desc="carrying W", delay=2, leave=False, disable=None):
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        if old == new or tensors[weight].shape != (n, n) or tensors[bias].shape != (n,):
-            continue
-        tensors[weight] = resample_operator(tensors[weight], old, new)
-        tensors[bias] = resample_bias(tensors[bias], old, new)
-        said = f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}"
-        report.adapted |= {weight: said, bias: said}
-        report.notes = [f"the file's grid is {old[0]} x {old[1]} tokens, {how}"]
-        report.doubtful = doubtful
+    layers = tqdm(tied_layers(model).items(), desc="carrying", delay=2, leave=False, disable=None)
+    for layer, module in layers:
+        old, new = size.grids[layer], module.grid_size
+        for key, rule in module.RULES.items():
+            name = f"{layer}.{key}"
+            if old == new or not rule.fits(tensors[name], old):
+                continue
+            try:
+                tensors[name] = rule.carry(tensors[name], old, new)
+            except ValueError as error:
+                raise CheckpointError(
+                    f"{report.source} is for another size, and {name} has no other: {error}"
+                ) from error
+            report.adapted[name] = f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}"
+            report.notes = [grid_note(size)]
+            report.doubtful = size.doubtful
 
 
-def _fit_stem(tensors: Tensors, target: torch.Tensor, report: Report) -> None:
-    weight, changes = tensors[STEM], []
-    if weight.ndim != 4 or min(weight.shape) < 1 or len(weight) != len(target):
+def grid_note(size: SourceSize) -> str:
+    return f"the file's grid is {size.grid[0]} x {size.grid[1]} tokens, {size.how}"
+
+
+def _fit_stem(tensors: State, model: Any, own: Tensors, report: Report) -> None:
+    """The first convolution to the model's channels and, if it cuts patches, to its patch."""
+    name = f"{part(model, 'first_conv')}.weight"
+    if name not in own:
+        return
+    weight, target, changes = tensors[name], own[name], []
+    if not weight.ndim == target.ndim == 4 or min(weight.shape) < 1 or len(weight) != len(target):
         return
     chans, patch = target.shape[1], target.shape[2:]
     if weight.shape[1] != chans:
         changes.append(f"channels {weight.shape[1]} to {chans}")
         weight = adapt_input_conv(chans, weight, base_chans=weight.shape[1])
-    if weight.shape[2:] != patch:
+    if weight.shape[2:] != patch and stem_of(model, {}).patch_size is not None:
         changes.append(f"patch {weight.shape[2]} x {weight.shape[3]} to {patch[0]} x {patch[1]}")
         weight = resample_patch_embed(weight, list(patch))
     if changes:
-        tensors[STEM] = weight
-        report.adapted[STEM] = ", ".join(changes)
+        tensors[name] = weight
+        report.adapted[name] = ", ".join(changes)
 
 
 def _check_shapes(tensors: Tensors, own: Tensors, source: str) -> None:
@@ -164,7 +182,7 @@ def _check_shapes(tensors: Tensors, own: Tensors, source: str) -> None:
         )
 
 
-def _cast(tensors: Tensors, own: Tensors, report: Report) -> None:
+def _cast(tensors: State, own: Mapping[str, torch.Tensor], report: Report) -> None:
     for name, target in own.items():
         tensor = tensors[name]
         if tensor.dtype != target.dtype:

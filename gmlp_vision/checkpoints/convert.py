@@ -1,210 +1,142 @@
-"""Other people's names for gMLP's tensors to ours, which are timm's, and back.
+"""A checkpoint to a new file or folder: under other names, at another image size, for other classes."""
 
-In every layout a tensor is the same numbers under another name and in another shape. What else differs, such
-as LayerNorm's eps, are the layout's settings.
-
-Shapes: N tokens, D width, C image channels, P x P' pixels of a patch.
-"""
-
-import math
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import torch
+from torch import nn
 
-from gmlp_vision.errors import CheckpointError
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How an implementation names and shapes the tensors.
-
-    Attributes:
-        modules: Our module names and theirs; {i} is the number of the block.
-        settings: The arguments with which our GMlp computes what theirs does.
-        w_shape: 'nn' for W as (N, N); '1nn' with a leading 1, which b then has too; 'nn1' with a trailing 1.
-        flat_stem: Whether the patch embedding is a matrix, (D, C * P * P').
-    """
-
-    modules: dict[str, str]
-    settings: dict[str, Any] = field(default_factory=dict)
-    w_shape: str = "nn"
-    flat_stem: bool = False
+from gmlp_vision.checkpoints import families
+from gmlp_vision.checkpoints.build import Built, build
+from gmlp_vision.checkpoints.identify import identify
+from gmlp_vision.checkpoints.names import OWN, from_ours
+from gmlp_vision.checkpoints.read import Checkpoint
+from gmlp_vision.checkpoints.report import Report, first_five
+from gmlp_vision.checkpoints.save import DTYPES, is_file_name, save_file, save_folder
+from gmlp_vision.checkpoints.settings import differing, settings_of
+from gmlp_vision.errors import CheckpointError, UserError
+from gmlp_vision.layers.resample import Grid
 
 
-STEM, W = "stem.proj", "blocks.{i}.mlp_channels.gate.proj"
-
-LAYOUTS = {
-    # timm's own gMLP, and this project
-    "timm": Layout(
-        {
-            STEM: STEM,
-            "blocks.{i}.norm": "blocks.{i}.norm",
-            "blocks.{i}.mlp_channels.fc1": "blocks.{i}.mlp_channels.fc1",
-            "blocks.{i}.mlp_channels.gate.norm": "blocks.{i}.mlp_channels.gate.norm",
-            W: W,
-            "blocks.{i}.mlp_channels.fc2": "blocks.{i}.mlp_channels.fc2",
-            "norm": "norm",
-            "head": "head",
-        },
-        settings={"norm_eps": 1e-6, "final_norm": True},
-    ),
-    # gMLPVision of https://github.com/lucidrains/g-mlp-pytorch, with one head and no attention
-    "lucidrains": Layout(
-        {
-            STEM: "to_patch_embed.1",
-            "blocks.{i}.norm": "layers.{i}.fn.norm",
-            "blocks.{i}.mlp_channels.fc1": "layers.{i}.fn.fn.proj_in.0",
-            "blocks.{i}.mlp_channels.gate.norm": "layers.{i}.fn.fn.sgu.norm",
-            W: "layers.{i}.fn.fn.sgu",
-            "blocks.{i}.mlp_channels.fc2": "layers.{i}.fn.fn.proj_out",
-            "norm": "to_logits.0",
-            "head": "to_logits.2",
-        },
-        settings={"norm_eps": 1e-5, "final_norm": True},
-        w_shape="1nn",
-        flat_stem=True,
-    ),
-    # gMLPForImageClassification of https://github.com/jaketae/g-mlp
-    "jaketae": Layout(
-        {
-            STEM: "patcher",
-            "blocks.{i}.norm": "model.{i}.norm",
-            "blocks.{i}.mlp_channels.fc1": "model.{i}.channel_proj1",
-            "blocks.{i}.mlp_channels.gate.norm": "model.{i}.sgu.norm",
-            W: "model.{i}.sgu.spatial_proj",
-            "blocks.{i}.mlp_channels.fc2": "model.{i}.channel_proj2",
-            "head": "classifier",
-        },
-        settings={"norm_eps": 1e-5, "final_norm": False},
-        w_shape="nn1",
-    ),
-}
-
-
-def layout_named(name: str) -> Layout:
-    """An entry of LAYOUTS.
-
-    Raises:
-        ValueError: There is none of this name.
-    """
-    if name not in LAYOUTS:
-        raise ValueError(f"the layout is {name!r}; expected one of {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
-
-
-def recognise(names: Iterable[str]) -> str:
-    """The layout of a state dict by its names: the one whose stem and first W are there, else 'timm'.
-
-    Raises:
-        CheckpointError: Two layouts at once.
-    """
-    names = set(names)
-    found = [
-        name
-        for name, layout in LAYOUTS.items()
-        if {f"{layout.modules[key].replace('{i}', '0')}.weight" for key in (STEM, W)} <= names
-    ]
-    if len(found) > 1:
-        raise CheckpointError(f"the tensors are those of {' and of '.join(found)}; say which are meant")
-    return found[0] if found else "timm"
-
-
-def to_ours(
-    state_dict: Mapping[str, torch.Tensor],
-    layout: str,
+def convert_file(
+    source: str | Path,
+    out: str | Path,
+    *,
+    layout: str | None = None,
+    to: str | None = None,
+    img_size: tuple[int, int] | None = None,
+    grid: Grid | None = None,
     patch_size: tuple[int, int] | None = None,
-    in_chans: int | None = None,
-) -> dict[str, torch.Tensor]:
-    """A state dict in our names and shapes. A tensor that the layout does not know keeps its name.
+    num_classes: int | None = None,
+    weights: str = "auto",
+    dtype: str | None = None,
+    model: str | None = None,
+) -> Report:
+    """Reads a checkpoint, carries it to the size that is asked for, and writes it.
 
     Args:
-        state_dict: In the names of `layout`.
-        layout: A key of LAYOUTS.
-        patch_size, in_chans: (P, P') and C of a patch embedding that is stored flat. Without C it follows
-            from the patch; without both, or where they do not fit, it is 3 channels and a square patch.
+        source: As for `read_checkpoint`.
+        out: One file, replaced if it is there, where the name ends in .safetensors, .pth, .pt, .pth.tar or
+            .bin; else a new folder in timm's local-dir form.
+        layout, grid, img_size, patch_size, num_classes, weights, model: As for `build`.
+        to: Whose names it gets, in one file: 'timm' or another (docs/weights.md); None for this package.
+        dtype: Of the numbers written, 'fp32', 'fp16' or 'bf16'; None for the file's own.
+
+    Returns:
+        What became of every tensor.
 
     Raises:
-        ValueError: An unknown layout.
-        CheckpointError: What the file holds has no counterpart here: attention, several heads, or a flat stem
-            that may be read in more than one way.
+        ValueError: An argument outside what is listed above, or an image that the patch does not divide.
+        CheckpointError: The source cannot be read safely, or holds no model that is known here.
+        UserError: The file or folder that is asked for cannot express the model, or the folder exists.
     """
-    their = layout_named(layout)
-    pairs = {theirs: ours for ours, theirs in their.modules.items()}
-    if any(".attn." in name for name in state_dict) and layout == "lucidrains":
-        raise CheckpointError(
-            "the file has attention beside the spatial gate (attn_dim): it is an aMLP. No such model is here "
-            "yet, and without the attention its other tensors compute something else"
+    out = Path(out)
+    families.check_layout(to)
+    if to is not None and not is_file_name(out):
+        raise UserError(
+            f"{out} would be a folder, this package's form; with --to, end it in .safetensors or .pth"
         )
-    ours: dict[str, torch.Tensor] = {}
-    for name, tensor in state_dict.items():
-        new = _rename(name, pairs)
-        if new in ours:
-            raise CheckpointError(f"two tensors of the file are both {new}")
-        if new == f"{STEM}.weight" and their.flat_stem and tensor.ndim == 2:
-            tensor = tensor.reshape(len(tensor), *_stem_shape(tensor.shape[1], patch_size, in_chans))
-        elif ".gate.proj." in new:
-            tensor = _squeeze(new, tensor)
-        ours[new] = tensor
-    return ours
-
-
-def from_ours(state_dict: Mapping[str, torch.Tensor], layout: str) -> dict[str, torch.Tensor]:
-    """The reverse of `to_ours`: our state dict in the names and shapes of `layout`.
-
-    Raises:
-        ValueError: An unknown layout.
-    """
-    their = layout_named(layout)
-    theirs = {}
-    for name, tensor in state_dict.items():
-        if name == f"{STEM}.weight" and their.flat_stem:
-            tensor = tensor.flatten(1)
-        elif ".gate.proj." in name and their.w_shape == "1nn":
-            tensor = tensor.unsqueeze(0)
-        elif name.endswith(".gate.proj.weight") and their.w_shape == "nn1":
-            tensor = tensor.unsqueeze(-1)
-        theirs[_rename(name, their.modules)] = tensor
-    return theirs
-
-
-def _rename(name: str, pairs: Mapping[str, str]) -> str:
-    module, _, leaf = name.rpartition(".")
-    for old, new in pairs.items():
-        match = re.fullmatch(re.escape(old).replace(r"\{i\}", r"(\d+)"), module)
-        if match:
-            return f"{new.replace('{i}', ''.join(match.groups()))}.{leaf}"
-    return name
-
-
-def _squeeze(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """(1, N, N) or (N, N, 1) as (N, N), and (1, N) as (N,); anything else as it is."""
-    if name.endswith(".bias"):
-        return tensor[0] if tensor.ndim == 2 and len(tensor) == 1 else tensor
-    if tensor.ndim != 3:
-        return tensor
-    if tensor.shape[-1] == 1 and tensor.shape[0] == tensor.shape[1]:
-        return tensor[..., 0]
-    if len(tensor) == 1:
-        return tensor[0]
-    raise CheckpointError(
-        f"{name} is {tuple(tensor.shape)}: {len(tensor)} heads, each with a W of its own; only one head "
-        "has a counterpart here"
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    built = build(
+        source,
+        weights=weights,
+        layout=layout,
+        grid=grid,
+        img_size=img_size,
+        patch_size=patch_size,
+        num_classes=num_classes,
+        model=model,
     )
+    if dtype is not None:
+        built.report.notes += _cast(built.model, dtype)
+    if not is_file_name(out):
+        if built.identity.name is None:
+            raise UserError(
+                f"{source} is of no registered size, and timm makes its models by name only, so that no "
+                "config.json can say which it is: give the name of a file"
+            )
+        save_folder(built.model, out)
+    elif to in (None, OWN):
+        _check_default(built, to)
+        save_file(built.model.state_dict(), out)
+    else:
+        save_file(_in_names_of(built, str(to)), out)
+    return built.report
 
 
-def _stem_shape(size: int, patch_size: tuple[int, int] | None, in_chans: int | None) -> tuple[int, int, int]:
-    if patch_size is not None:
-        channels, rest = divmod(size, math.prod(patch_size))
-        if not rest and channels == (in_chans or channels):
-            return channels, *patch_size
-    side = math.isqrt(size // 3)
-    if 3 * side * side == size and (patch_size is None or in_chans is not None):
-        return 3, side, side
-    raise CheckpointError(
-        f"the patch embedding takes {size} numbers a patch, which are not those of "
-        + (f"a patch of {patch_size[0]} x {patch_size[1]}" if patch_size else "a square patch of 3 channels")
-        + ": convert the file and say the patch, `gmlp-vision convert IN OUT --patch-size H W`"
+def _cast(model: nn.Module, dtype: str) -> list[str]:
+    """Rounds a model to another dtype; says so where that made numbers 0."""
+    before = {name: p.detach() for name, p in model.named_parameters()}
+    model.to(DTYPES[dtype])
+    after = dict(model.named_parameters())
+    too_large = [name for name, p in after.items() if not p.isfinite().all()]
+    if too_large:
+        raise UserError(f"{dtype} cannot hold the numbers of {first_five(too_large)}; take another dtype")
+    lost = sum(int(((p != 0) & (after[name] == 0)).sum()) for name, p in before.items())
+    return [f"{lost:,} numbers were too small for {dtype} and became 0"] if lost else []
+
+
+def _check_default(built: Built, to: str | None) -> None:
+    """Refuses one file of tensors for a model that its reader would take for another."""
+    alone = Checkpoint(built.model.state_dict(), {}, built.title, "raw", "")
+    try:
+        there = settings_of(identify(alone, model=built.identity.name).model)
+    except (
+        CheckpointError
+    ):  # the tensors do not tell the model at all, so its reader must be told of it anyway
+        return
+    differences = _differences(there, settings_of(built.model))
+    if differences and to is None:
+        raise UserError(
+            "one file of tensors cannot say how this model differs from the default: "
+            f"{'; '.join(differences)}. Give the name of a folder, whose config.json does"
+        )
+    if differences:
+        raise UserError(_cannot(built, to, differences))
+
+
+def _in_names_of(built: Built, to: str) -> dict[str, Any]:
+    """The tensors in another implementation's names, if it can have such a model."""
+    layout = families.layouts_of(built.identity.family).get(to)
+    title = families.title(built.identity.family)
+    if layout is None:
+        known = ", ".join([OWN, *families.layouts_of(built.identity.family)])
+        raise UserError(f"the names of {to} have none for a {title}; expected one of {known}")
+    differences = _differences(layout.settings, settings_of(built.model))
+    if layout.cannot is not None:
+        differences += layout.cannot(built.model)
+    if differences:
+        raise UserError(_cannot(built, to, differences))
+    return from_ours(built.model.state_dict(), layout.rows_for(built.model) or ())
+
+
+def _differences(there: Any, here: Any) -> list[str]:
+    return [
+        f"{name} is {value} there and {here[name]} here" for name, value in differing(there, here).items()
+    ]
+
+
+def _cannot(built: Built, to: str | None, differences: list[str]) -> str:
+    return (
+        f"{to}'s {families.title(built.identity.family)} cannot express this model: {'; '.join(differences)}"
     )

@@ -5,76 +5,118 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from timm.models import is_model, split_model_name_tag
 
-from gmlp_vision.checkpoints.convert import recognise, to_ours
-from gmlp_vision.checkpoints.grid import source_grid
+from gmlp_vision.checkpoints import families
+from gmlp_vision.checkpoints.build import size_of
+from gmlp_vision.checkpoints.candidates import Identity, is_own
+from gmlp_vision.checkpoints.grid import stem_of
 from gmlp_vision.checkpoints.hub import released_at
-from gmlp_vision.checkpoints.into_model import stated_settings
-from gmlp_vision.checkpoints.load import read_checkpoint
-from gmlp_vision.checkpoints.sizes import find_model, read_sizes
+from gmlp_vision.checkpoints.identify import identify
+from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.grid_tied import tied_layers
+
+DEPTHS = ("depth", "depths", "num_blocks")  # the arguments by which models say them
+WIDTHS = ("embed_dim", "embed_dims")
 
 
-def describe(source: str | Path) -> dict[str, str]:
+def describe(source: str | Path, *, model: str | None = None) -> dict[str, str]:
     """What there is to say about a checkpoint, or about a model by its name, which then is not downloaded.
 
     Args:
         source: As for `read_checkpoint`.
+        model: The registered name of the model in it, where its tensors leave that open.
 
     Returns:
         Titles and values, in the order of reading.
 
     Raises:
-        CheckpointError: The source cannot be read, or is no gMLP, or a name has no such tag.
+        CheckpointError: The source cannot be read, or holds no model that is known here, or a name has no
+            such tag.
+        ValueError: `model` is a name of no known family.
     """
     name = str(source)
     if is_model(split_model_name_tag(name)[0]) and not Path(name).exists():
-        return _describe_model(name)
+        return _describe_name(name)
     checkpoint = read_checkpoint(source)
-    layout = recognise(checkpoint.state_dict)
-    settings = stated_settings(layout, checkpoint.config)
+    identity = identify(checkpoint, model=model)
     return {
         "source": checkpoint.source,
         "sha256": checkpoint.sha256,
         "weights": checkpoint.weights,
-        "names": layout,
-        **_describe_tensors(to_ours(checkpoint.state_dict, layout), checkpoint.config, checkpoint.source),
-        "settings": ", ".join(f"{k}={v}" for k, v in settings.items()) or "none stated",
+        "names": identity.layout,
+        **_describe_model(identity, checkpoint),
+        "settings": _in_words(identity.settings) or "none stated",
     }
 
 
-def _describe_model(name: str) -> dict[str, str]:
+def _describe_name(name: str) -> dict[str, str]:
     place = released_at(name)
+    config = {"architecture": split_model_name_tag(name)[0]}
     model = timm.create_model(name, device="meta")
+    checkpoint = Checkpoint(model.state_dict(), config, name, "raw", "")
     return {
         "source": name,
         "weights": f"hf-hub:{place}" if isinstance(place, str) else str(place or "none released"),
-        **_describe_tensors(model.state_dict(), {}, name),
+        **_describe_model(identify(checkpoint), checkpoint),
     }
 
 
-def _describe_tensors(
-    state_dict: Mapping[str, torch.Tensor], config: Mapping[str, Any], source: str
-) -> dict[str, str]:
-    sizes = read_sizes(state_dict, source)
-    shape, (height, width) = sizes.shape, sizes.shape["patch_size"]
-    name, cfg = find_model(sizes)
+def _describe_model(identity: Identity, checkpoint: Checkpoint) -> dict[str, str]:
+    tensors = identity.tensors
     try:
-        (rows, columns), how, _ = source_grid(sizes.tokens, (height, width), config, pretrained_cfg=cfg)
-        grid, image = f"{rows} x {columns} tokens, {how}", f"{rows * height} x {columns * width} pixels"
+        size = size_of(identity, checkpoint)
     except CheckpointError:
-        grid, image = f"{sizes.tokens} tokens in a grid that nothing states", "of unknown size"
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in state_dict.values()}
+        size = None
+    any_size = hasattr(identity.model, "grids") and not tied_layers(identity.model)
+    if any_size:
+        image, grid = "of any size", "any: nothing belongs to one"
+    elif size is None:
+        image, grid = "of unknown size", "of the tokens: nothing states it"
+    else:
+        image = f"{size.image[0]} x {size.image[1]} pixels"
+        grid = f"{size.grid[0]} x {size.grid[1]} tokens, {size.how}"
+    stem = stem_of(identity.model, tensors)
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    buffers = {name for name, _ in identity.model.named_buffers()}
     return {
-        "architecture": name or "a gMLP without a name",
-        "depth": str(shape["depth"]),
-        "width": f"{shape['embed_dim']}, hidden {shape['mlp_ratio']:g} times that",
-        "image": f"{sizes.in_chans} channels, {image}",
-        "patch": f"{height} x {width} pixels",
+        "architecture": _architecture(identity),
+        **_shape(identity),
+        "image": f"{identity.in_chans} channels, {image}",
+        **({"patch": f"{stem.patch_size[0]} x {stem.patch_size[1]} pixels"} if stem.patch_size else {}),
         "grid": grid,
-        "classes": str(sizes.num_classes),
+        "classes": str(identity.num_classes),
         "dtype": ", ".join(sorted(dtypes)),
-        "parameters": f"{sum(tensor.numel() for tensor in state_dict.values()):,}",
+        "parameters": f"{sum(t.numel() for name, t in tensors.items() if name not in buffers):,}",
     }
+
+
+def _architecture(identity: Identity) -> str:
+    resized = [key for key in identity.args if key not in identity.settings and is_own(key)]
+    if resized or identity.name is None:
+        return f"a {families.title(identity.family)} without a name"
+    return identity.name
+
+
+def _shape(identity: Identity) -> dict[str, str]:
+    """Depth and width, as far as the arguments tell them."""
+    told = {
+        **families.sizes_of_name(str(identity.name)),
+        **(families.sizes_of(identity.family, identity.tensors) or {}),
+        **identity.args,
+    }
+    depth, width = (next((told[key] for key in keys if key in told), None) for keys in (DEPTHS, WIDTHS))
+    hidden = f", hidden {_numbers(told['mlp_ratio'])} times that" if "mlp_ratio" in told else ""
+    return {
+        **({} if depth is None else {"depth": _numbers(depth)}),
+        **({} if width is None else {"width": f"{_numbers(width)}{hidden}"}),
+    }
+
+
+def _numbers(value: Any) -> str:
+    return ", ".join(f"{v:g}" for v in value) if isinstance(value, list | tuple) else f"{value:g}"
+
+
+def _in_words(args: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in args.items())

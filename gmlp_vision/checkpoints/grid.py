@@ -1,105 +1,234 @@
-"""Which grid the tokens of a file lie on. W does not say it: 64 tokens may be 8 x 8, or 4 x 16."""
+"""Which image size a file is of. Its tensors do not say it: 64 tokens may be 8 x 8, or 4 x 16.
 
-import math
-from collections.abc import Mapping
+Sizes and grids are (height, width), the one in pixels and the other in tokens.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count, islice
 from typing import Any, NamedTuple
 
-from gmlp_vision.errors import CheckpointError
+from torch import nn
 
-Grid = tuple[int, int]
+from gmlp_vision.checkpoints.families import part
+from gmlp_vision.checkpoints.names import Tensors
+from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.grid_tied import tied_layers
+from gmlp_vision.layers.resample import Grid, Rule
 
 BY_CFG = "by the input_size of the model's pretrained cfg"
+GUESSED = "guessed to be square, since nothing states it"
+ADVICE = (
+    "give `grid=(H, W)`, on the command line `--grid H W`, or on timm's way the image's `input_size` in "
+    "pretrained_cfg_overlay"
+)
+LARGEST_GUESS = 256  # tokens a side
 
 
-class SourceGrid(NamedTuple):
-    """The grid of a file, and how it is known.
+class SourceSize(NamedTuple):
+    """The size of a file, and how it is known.
 
     Attributes:
-        size: (H, W), in tokens.
+        grids: Of each layer that belongs to one, by its name.
+        image: In pixels.
+        grid: Of the tokens behind the stem.
         how: Who says so, for the report.
-        doubtful: Whether a person should look at it: a guess, or not the only grid that is stated.
+        doubtful: Whether a person should look at it: a guess, or not the only size that is stated.
     """
 
-    size: Grid
+    grids: Mapping[str, Grid]
+    image: Grid
+    grid: Grid
     how: str
     doubtful: bool = False
 
 
-def source_grid(
-    tokens: int,
-    patch_size: tuple[int, int],
+class Stem(NamedTuple):
+    """How a file's stem cuts an image.
+
+    Attributes:
+        reduction: Pixels of the image a token, on each axis.
+        patch_size: The same, where the model could take another; else None.
+    """
+
+    reduction: Grid
+    patch_size: Grid | None
+
+
+def source_size(
+    tensors: Tensors,
+    model: Any,
+    config: Mapping[str, Any],
+    grid: Grid | None = None,
+    *,
+    overlaid_cfg: Mapping[str, Any] | None = None,
+    own: bool = True,
+) -> SourceSize | None:
+    """The first size that is stated, or may be guessed, at which the model's tensors have the file's shapes.
+
+    Args:
+        tensors: Of the file, in our names.
+        model: A model that has these tensors, at whatever size.
+        config: What the file says of its model, in the form of timm's config.json.
+        grid: As the user says.
+        overlaid_cfg: On timm's way, the model's pretrained cfg, in which the user may have put a word.
+        own: Whether the model's own size is one that the file may have.
+
+    Returns:
+        The size; None where no grid at all gives the tensors their shapes.
+
+    Raises:
+        CheckpointError: The file does not have the shapes of `grid`, or nothing tells its size.
+    """
+    layers = tied_layers(model)
+    rules = {
+        f"{name}.{key}": (name, rule) for name, layer in layers.items() for key, rule in layer.RULES.items()
+    }
+    stem = stem_of(model, tensors)
+
+    def at(image: Grid) -> Mapping[str, Grid] | None:
+        try:
+            grids: Mapping[str, Grid] = model.grids(image, stem.patch_size)
+        except ValueError:  # no image of this model
+            return None
+        return grids if _fit(tensors, rules, grids) else None
+
+    image = None
+    if own or not rules:
+        (height, width), _ = model.sizes(None, None)
+        tall, wide = stem_of(model, {}).reduction
+        image = _pixels((height // tall, width // wide), stem.reduction)
+    try:
+        return first_that_fits(
+            at, stem.reduction, config, grid, overlaid_cfg, image, getattr(model, "pretrained_cfg", None)
+        )
+    except CheckpointError as error:
+        name = next(iter(rules), None)
+        if name is None:
+            raise
+        # a single row of as many tokens as the first tensor has rows: if not even that, a tensor is misshapen
+        shape = tuple(tensors[name].shape) if name in tensors else ()
+        if not shape or at(_pixels((1, shape[0]), stem.reduction)) is None:
+            return None
+        raise CheckpointError(f"{name} is {shape}: {error}") from error
+
+
+def first_that_fits(
+    at: Callable[[Grid], Mapping[str, Grid] | None],
+    reduction: Grid,
     config: Mapping[str, Any],
     grid: Grid | None = None,
     overlaid_cfg: Mapping[str, Any] | None = None,
     own: Grid | None = None,
     pretrained_cfg: Mapping[str, Any] | None = None,
-) -> SourceGrid:
-    """The grid of a file: the first of these that has N tokens.
+    squares: Iterable[Grid] | None = None,
+) -> SourceSize:
+    """The first of these image sizes that fits.
 
-    `grid`; that of the image size in the file's own config; that of the input size in `overlaid_cfg`; that of
-    the model which is to take the weights; that of the input size in its `pretrained_cfg`; a square.
+    That of `grid`; that of the file's own config; the input size in `overlaid_cfg`; that of the model which
+    is to take the weights; the input size in its `pretrained_cfg`; a square.
 
     Args:
-        tokens: N.
-        patch_size: Of the file, in pixels.
-        config: What the file says of its model, in the form of timm's config.json.
-        grid: As the user says.
-        overlaid_cfg: On timm's way, the model's pretrained cfg, in which the user may have put a word.
-        own: The grid of the model.
+        at: From an image size to the grids that it means, or None where the file is not of this size.
+        reduction: Pixels of the image a token, on each axis.
+        config, grid, overlaid_cfg: As in `source_size`.
+        own: The image size of the model, in pixels of the file.
         pretrained_cfg: Of the model.
+        squares: Images of a square grid, to guess from; None for all of a reasonable size.
 
     Raises:
-        CheckpointError: `grid` does not have N tokens, or nothing tells and N is no square number.
+        CheckpointError: `grid` does not fit, or nothing does.
     """
+
+    def found(image: Grid, how: str, doubtful: bool = False) -> SourceSize | None:
+        grids = at(image)
+        if grids is None:
+            return None
+        return SourceSize(grids, image, (image[0] // reduction[0], image[1] // reduction[1]), how, doubtful)
+
     if grid is not None:
-        if min(grid) < 1 or math.prod(grid) != tokens:
+        given = found(_pixels(grid, reduction), "as given") if min(grid) > 0 else None
+        if given is None:
             raise CheckpointError(
-                f"the grid {grid[0]} x {grid[1]} has {math.prod(grid)} tokens, but W is {tokens} x {tokens}: "
-                f"height and width are at least 1, and their product is {tokens}"
+                f"the grid {grid[0]} x {grid[1]} has {grid[0] * grid[1]} tokens, the file another number: "
+                "height and width are at least 1, and their product is the count of tokens"
             )
-        return SourceGrid(grid, "as given")
-    side = math.isqrt(tokens)
-    overlaid = _divide((overlaid_cfg or {}).get("input_size"), patch_size)
+        return given
+    for image, how, doubtful in _stated(config, overlaid_cfg, own, pretrained_cfg, at):
+        if (size := found(image, how, doubtful)) is not None:
+            return size
+    for image in _squares(reduction) if squares is None else squares:
+        if (size := found(image, GUESSED, True)) is not None:
+            return size
+    raise CheckpointError(f"nothing tells the grid of the file's tokens: {ADVICE}")
+
+
+def _stated(
+    config: Mapping[str, Any],
+    overlaid_cfg: Mapping[str, Any] | None,
+    own: Grid | None,
+    pretrained_cfg: Mapping[str, Any] | None,
+    at: Callable[[Grid], Any],
+) -> Iterator[tuple[Grid, str, bool]]:
+    """(image size, who says so, whether it is doubtful), the surest first."""
+    args, cfg = config.get("model_args"), config.get("pretrained_cfg", config)
+    made = _image(args.get("img_size")) if isinstance(args, Mapping) else None
+    used = _image(cfg.get("input_size")) if isinstance(cfg, Mapping) else None
+    overlaid = _image((overlaid_cfg or {}).get("input_size"))
+    released = _image((pretrained_cfg or {}).get("input_size"))
     rival = ""
-    if own is not None and own != overlaid and math.prod(own) == tokens:
+    if own is not None and overlaid is not None and own != overlaid and at(own) is not None:
         rival = (
-            f"; the model's own, {own[0]} x {own[1]}, has as many: if the file was trained on that one, "
-            "give its image as `input_size` in pretrained_cfg_overlay"
+            f"; the model's own size, {own[0]} x {own[1]} pixels of the file, would fit too: if the file was "
+            "trained at that one, give it as `input_size` in pretrained_cfg_overlay"
         )
     candidates = [
-        *_stated(config, patch_size),
+        (made, "by the img_size in its config", False),
+        (used, "by the input_size in its config", False),
         (overlaid, BY_CFG + rival, bool(rival)),
         (own, "as the model's own", False),
-        (_divide((pretrained_cfg or {}).get("input_size"), patch_size), BY_CFG, False),
-        ((side, side), "guessed to be square, since nothing states it", True),
+        (released, BY_CFG, False),
     ]
-    for size, how, doubtful in candidates:
-        if size is not None and min(size) > 0 and math.prod(size) == tokens:
-            return SourceGrid(size, how, doubtful)
-    raise CheckpointError(
-        f"W is over {tokens} tokens, and nothing tells their grid: give `grid=(H, W)`, on the command line "
-        "`--grid H W`, or on timm's way the image's `input_size` in pretrained_cfg_overlay"
+    for image, how, doubtful in candidates:
+        if image is not None:
+            yield image, how, doubtful
+
+
+def _squares(reduction: Grid) -> Iterable[Grid]:
+    return (_pixels((side, side), reduction) for side in islice(count(1), LARGEST_GUESS))
+
+
+def _fit(tensors: Tensors, rules: Mapping[str, tuple[str, Rule]], grids: Mapping[str, Grid]) -> bool:
+    return all(
+        name in tensors and rule.fits(tensors[name], grids[layer]) for name, (layer, rule) in rules.items()
     )
 
 
-def _stated(config: Mapping[str, Any], patch_size: tuple[int, int]) -> list[tuple[Grid | None, str, bool]]:
-    """The grids that a config in the form of timm's config.json states and where, the surest first."""
-    args, cfg = config.get("model_args"), config.get("pretrained_cfg", config)
-    made = args.get("img_size") if isinstance(args, Mapping) else None
-    used = cfg.get("input_size") if isinstance(cfg, Mapping) else None
-    return [
-        (_divide(made, patch_size), "by the img_size in its config", False),
-        (_divide(used, patch_size), "by the input_size in its config", False),
-    ]
+def stem_of(model: Any, tensors: Tensors) -> Stem:
+    """How the stem cuts an image: by the file's kernel where it cuts patches, else as the model's does."""
+    first_conv = part(model, "first_conv")
+    conv = None if first_conv is None else model.get_submodule(first_conv)
+    if not isinstance(conv, nn.Conv2d):
+        (height, width), _ = model.sizes(None, None)
+        rows, columns = next((layer.grid_size for layer in tied_layers(model).values()), (height, width))
+        return Stem((height // rows, width // columns), None)
+    stride = (conv.stride[0], conv.stride[1])
+    if conv.kernel_size != conv.stride:
+        return Stem(stride, None)
+    kernel = tensors.get(f"{first_conv}.weight")
+    if kernel is not None and kernel.ndim == 4 and min(kernel.shape) > 0:
+        stride = (kernel.shape[2], kernel.shape[3])
+    return Stem(stride, stride)
 
 
-def _divide(size: Any, patch_size: tuple[int, int]) -> Grid | None:
-    """The grid of an image of H, (H, W) or (C, H, W) pixels; None for what else a config may hold."""
+def _pixels(grid: Grid, reduction: Grid) -> Grid:
+    return grid[0] * reduction[0], grid[1] * reduction[1]
+
+
+def _image(size: Any) -> Grid | None:
+    """An image of H, (H, W) or (C, H, W) pixels as (height, width); None for what else a config may hold."""
     if isinstance(size, int):
         size = (size, size)
     if not isinstance(size, list | tuple) or len(size) not in (2, 3):
         return None
     height, width = size[-2:]
-    if not (isinstance(height, int) and isinstance(width, int)):
-        return None
-    return height // patch_size[0], width // patch_size[1]
+    return (height, width) if type(height) is int and type(width) is int else None

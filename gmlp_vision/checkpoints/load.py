@@ -1,248 +1,127 @@
-"""Bytes to tensors, safely: files, folders, the hub. Nothing here knows a model.
+"""A file into a live model: by hand, and as timm does it for pretrained=True."""
 
-Only safetensors and torch's weights-only unpickler are used, and there is no other way in: a file that needs
-more is refused.
-"""
-
-import argparse
-import hashlib
-import io
-import json
-import pickle
-import re
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from timm.models import clean_state_dict
+from torch import nn
 
-from gmlp_vision.checkpoints.hub import download, download_pretrained
-from gmlp_vision.checkpoints.report import first_five
-from gmlp_vision.errors import CheckpointError
+from gmlp_vision.checkpoints import families
+from gmlp_vision.checkpoints.adapt import account, adapt
+from gmlp_vision.checkpoints.grid import source_size
+from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, State, Tensors, to_ours
+from gmlp_vision.checkpoints.read import read_checkpoint, select_weights
+from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.checkpoints.settings import check_settings, settings_of, stated_settings
+from gmlp_vision.layers.resample import Grid
 
-# The names under which training scripts file their weights, the ones of timm's train.py first.
-EMA_KEYS = ("state_dict_ema", "model_ema")
-RAW_KEYS = ("state_dict", "model")
-# timm's local-dir: and hub forms, in timm's order.
-FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
-# In a zip: torch reads such an entry as nothing and leaves its tensor uninitialised.
-DOS_FOLDER = 0x10
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a source holds.
-
-    Attributes:
-        state_dict: The tensors under their own names, without the prefixes of wrappers.
-        config: What the source says of its model, in the form of timm's config.json ('architecture',
-            'model_args', 'pretrained_cfg'); empty where it says nothing.
-        source: What was read, for messages.
-        weights: 'ema' for an exponential moving average, else 'raw'.
-        sha256: Of the file, in hex.
-    """
-
-    state_dict: dict[str, torch.Tensor]
-    config: dict[str, Any]
-    source: str
-    weights: str
-    sha256: str
+logger = logging.getLogger(__name__)
 
 
-def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | None = None) -> Checkpoint:
-    """Reads tensors from a file, a folder or the hub.
+def load_checkpoint(
+    model: nn.Module,
+    source: str | Path,
+    *,
+    weights: str = "auto",
+    layout: str | None = None,
+    grid: Grid | None = None,
+    sha256: str | None = None,
+) -> Report:
+    """Loads any checkpoint into a live model of this package, at the model's own size.
 
     Args:
-        source: A .safetensors file or one of torch's (.pth, .pt, .pth.tar, .bin); a folder with config.json,
-            or 'local-dir:FOLDER'; 'hf-hub:OWNER/NAME', with '@REVISION' if wanted; or a timm model name that
-            has released weights. What exists on disk goes before a model name.
+        model: Changed in place, unless there is an error: then it is as it was.
+        source: A file, a folder, 'hf-hub:OWNER/NAME' or a timm model name; see `read_checkpoint`.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
+        layout: Whose names the file has: 'timm' for this package's own, or one of the model's family's
+            (docs/weights.md); None to tell by the names.
+        grid: (H, W) of the file's tokens, for a file that does not state its image size.
         sha256: Hash that the file must have, in hex.
 
-    Raises:
-        ValueError: An unknown `weights`.
-        CheckpointError: There is no such source, it cannot be read safely, it is damaged, or it holds no
-            state dict.
-    """
-    if weights not in ("auto", "ema", "raw"):
-        raise ValueError(f"weights is {weights!r}; expected 'auto', 'ema' or 'raw'")
-    kind, _, rest = str(source).partition(":")
-    if kind == "hf-hub":
-        return _read_folder(download(rest), str(source), weights, sha256)
-    path = Path(rest if kind == "local-dir" else source)
-    if path.is_dir():
-        return _read_folder(path, str(source), weights, sha256)
-    if path.is_file():
-        return _read_file(path, str(source), weights, sha256)
-    if path.exists() or kind == "local-dir":
-        raise CheckpointError(f"{source} is neither a file nor a folder")
-    place = download_pretrained(str(source))
-    read = _read_folder if place.is_dir() else _read_released_file
-    return read(place, str(source), weights, sha256)
-
-
-def select_weights(checkpoint: Any, weights: str, source: str) -> tuple[dict[str, torch.Tensor], str | None]:
-    """The state dict in what a file held, cleaned, and whether it is 'ema' or 'raw'; None without a wrapper.
+    Returns:
+        What became of every tensor.
 
     Raises:
-        CheckpointError: No such weights, or something in them is not a tensor.
+        ValueError: An unknown `weights` or `layout`, or a model that is none of this package's.
+        CheckpointError: The source cannot be read safely, or does not hold the weights of such a model.
     """
-    if not isinstance(checkpoint, Mapping):
-        raise CheckpointError(
-            f"{source} holds a {type(checkpoint).__name__}; expected a state dict, or a dict with one under "
-            f"{', '.join(EMA_KEYS + RAW_KEYS)}"
-        )
-    for key in EMA_KEYS:
-        if checkpoint.get(key) is not None and weights != "raw":
-            return _clean(checkpoint[key], f"{source}[{key}]"), "ema"
-    if weights == "ema":
-        raise CheckpointError(
-            f"{source} holds no EMA weights ({' or '.join(EMA_KEYS)}); ask for 'raw' or 'auto'"
-        )
-    for key in RAW_KEYS:
-        if checkpoint.get(key) is not None:
-            return _clean(checkpoint[key], f"{source}[{key}]"), "raw"
-    return _clean(checkpoint, source), None
+    # asked of the class: a wrapper forwards attributes, and has our tensors under longer names
+    if not all(hasattr(type(model), name) for name in ("grids", "first_conv", "classifier")):
+        raise ValueError(f"the model is a {type(model).__name__}; expected one of this package, unwrapped")
+    families.check_layout(layout)
+    checkpoint = read_checkpoint(source, weights, sha256)
+    report = Report(checkpoint.source, checkpoint.weights)
+    tensors = _as_ours(checkpoint.state_dict, model, report, checkpoint.config, layout)
+    tensors = account(tensors, model, report)
+    size = source_size(tensors, model, checkpoint.config, grid)
+    model.load_state_dict(adapt(tensors, model, report, size))
+    return report
 
 
-def _read_folder(folder: Path, source: str, weights: str, sha256: str | None) -> Checkpoint:
-    config = _read_config(folder / "config.json", source)
-    found = [folder / name for name in FOLDER_FILES if (folder / name).is_file()]
-    if not found:
-        raise CheckpointError(
-            f"{source} has a config.json and no weights; expected one of {', '.join(FOLDER_FILES)}"
-        )
-    return _read_file(found[0], source, weights, sha256 or _known_hash(found[0], config), config)
+def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, torch.Tensor]:
+    """timm's pretrained_filter_fn: what it read, made to fit `model` whole, or an error.
+
+    Where a class count differs timm looks at nothing any more, and a file of another architecture "loads". So
+    what it gets from here is complete, and the model's cfg is set right where its next steps would spoil it.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`. Not a TypeError: timm would call again with one argument.
+    """
+    cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    source = str(cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "the state dict")
+    state_dict, taken = select_weights(state_dict, "auto", source)
+    report = Report(source, taken or "ema or raw")
+    config: dict[str, Any] = {}
+    if cfg.get("source") in ("local-dir", "hf-hub"):  # then timm made the cfg from the config.json there
+        args = getattr(model, "pretrained_model_args", {})
+        config = {"architecture": cfg.get("architecture"), "model_args": args, "pretrained_cfg": cfg}
+    tensors = _as_ours(state_dict, model, report, config)
+    if cfg.get("num_classes") == -1:
+        why = "the pretrained cfg has num_classes=-1, timm's way to ask for a new head"
+        report.dropped |= {name: why for name in _head(tensors, model)}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in report.dropped}
+    tensors = account(tensors, model, report)
+    adapted = adapt(tensors, model, report, source_size(tensors, model, config, overlaid_cfg=cfg))
+    _tell_timm(cfg, model, report)
+    logger.log(logging.WARNING if report.missing or report.doubtful else logging.INFO, "%s", report)
+    return adapted
 
 
-def _read_released_file(path: Path, source: str, weights: str, sha256: str | None) -> Checkpoint:
-    beside = path.with_name("config.json")
-    config = _read_config(beside, source) if beside.is_file() else {}
-    return _read_file(path, source, weights, sha256 or _known_hash(path, config), config)
+def _as_ours(
+    state_dict: Tensors,
+    model: nn.Module,
+    report: Report,
+    config: Mapping[str, Any],
+    layout: str | None = None,
+) -> State:
+    """The tensors in our names, once the model is known to compute with them what they were trained for."""
+    family = families.family_of_model(model)
+    report.layout = layout or families.recognise(state_dict, family)
+    other = families.layouts_of(family).get(report.layout)
+    if other is None:
+        own = settings_of(model)
+        named = config.get("architecture")
+        stated = families.sizes_of_name(named) if families.family_of_name(named) is family else {}
+        check_settings(model, {**stated, **stated_settings(config, own)}, report.source)
+        return dict(state_dict)
+    check_settings(model, other.settings, report.source)
+    tensors, left = to_ours(state_dict, other, other.rows_for(model) or (), model.state_dict())
+    report.dropped |= dict.fromkeys(left, LEFT_BY_A_TOOL)
+    return tensors
 
 
-def _known_hash(path: Path, config: dict[str, Any]) -> str | None:
-    """The hash that a config.json of ours states, or the one by which the hub files what it sends."""
-    stated = config.get("sha256")
-    if isinstance(stated, str):
-        return stated
-    # In the hub's cache a file is a link to a blob named after its etag: the sha256 for everything in LFS.
-    blob = path.resolve().name
-    return blob if len(blob) == 64 and set(blob) <= set("0123456789abcdef") else None
+def _head(names: Iterable[str], model: Any) -> list[str]:
+    return [name for name in names if name.startswith(f"{model.classifier}.")]
 
 
-def _read_config(path: Path, source: str) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(
-            f"{source} is a folder without config.json; give the weights file in it instead"
-        )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} holds a {type(config).__name__}; expected timm's config.json, a dict")
-    return config
-
-
-def _read_file(
-    path: Path, source: str, weights: str, sha256: str | None, config: dict[str, Any] | None = None
-) -> Checkpoint:
-    # Read once: the hash is then that of the very bytes that are parsed.
-    data = path.read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    if sha256 is not None and digest != sha256.lower():
-        raise CheckpointError(
-            f"{source} is damaged, or another file: its sha256 is {digest}; expected {sha256.lower()}"
-        )
-    loaded = _parse(data, path.name.endswith(".safetensors"), source)
-    state_dict, taken = select_weights(loaded, weights, source)
-    config = _train_config(loaded) if config is None else config
-    return Checkpoint(state_dict, config, source, taken or "raw", digest)
-
-
-def _parse(data: bytes, safe: bool, source: str) -> Any:
-    try:
-        if safe:
-            return safetensors.torch.load(data)
-        if zipfile.is_zipfile(io.BytesIO(data)):
-            _check_zip(data, source)
-        # timm's train.py keeps its arguments as a Namespace, which holds data and runs nothing.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
-    except Exception as error:  # a parser of foreign bytes may raise anything
-        raise CheckpointError(_refusal(error, safe, source)) from error
-
-
-def _check_zip(data: bytes, source: str) -> None:
-    """What torch does not look at: with a flipped bit here it would give wrong or uninitialised numbers."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        damaged = archive.testzip()
-        folders = [info.filename for info in archive.infolist() if info.external_attr & DOS_FOLDER]
-    if damaged is not None or folders:
-        raise CheckpointError(f"{source} is damaged: the CRC or the kind of {damaged or folders[0]} is wrong")
-
-
-def _refusal(error: Exception, safe: bool, source: str) -> str:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if safe:
-        return f"{source} is not a whole .safetensors file: {reason}"
-    # torch's own message tells people to switch the safe unpickler off
-    wanted = re.search(r"GLOBAL (\S+)", str(error))
-    if wanted:
-        return (
-            f"{source} is refused: to load it would run {wanted[1]}, and tensors need no code. If you trust "
-            "its author, ask for the state_dict() alone"
-        )
-    if isinstance(error, pickle.UnpicklingError):
-        reason = "its pickle is not torch's"
-    return f"{source} is not a whole torch file of tensors: {reason}"
-
-
-def _clean(state_dict: Any, source: str) -> dict[str, torch.Tensor]:
-    if not isinstance(state_dict, Mapping):
-        raise CheckpointError(f"{source} is a {type(state_dict).__name__}; expected a dict of tensors")
-    alien = [str(k) for k, v in state_dict.items() if not (isinstance(k, str) and _is_plain(v))]
-    if alien:
-        raise CheckpointError(
-            f"{source} is no state dict: of its {len(state_dict)} entries these are no plain tensors: "
-            f"{first_five(alien)}"
-        )
-    if not state_dict:
-        raise CheckpointError(f"{source} is empty; expected tensors")
-    cleaned = {name: tensor.detach() for name, tensor in state_dict.items()}
-    # timm strips a `module.` and the `_orig_mod.` around it; wrappers may be stacked in any order and number.
-    while any(name.startswith(("module.", "_orig_mod.")) for name in cleaned):
-        cleaned = clean_state_dict(cleaned)
-    if len(cleaned) < len(state_dict):
-        raise CheckpointError(f"{source} has the same tensor twice, with and without a wrapper's prefix")
-    return cleaned
-
-
-def _is_plain(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout == torch.strided
-        and not (value.is_meta or value.is_quantized or value.is_nested)
-        # a few bytes, expanded, may claim to be more than the memory holds
-        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-    )
-
-
-def _train_config(loaded: Any) -> dict[str, Any]:
-    """What timm's train.py filed of its model beside the weights, in the form of config.json."""
-    args = loaded.get("args") if isinstance(loaded, Mapping) else None
-    if not isinstance(args, argparse.Namespace):
-        return {}
-    model_args, size = getattr(args, "model_kwargs", None), getattr(args, "input_size", None)
-    return {
-        "architecture": getattr(args, "model", None),
-        "model_args": dict(model_args) if isinstance(model_args, Mapping) else {},
-        "pretrained_cfg": {"input_size": size if size is not None else getattr(args, "img_size", None)},
-    }
+def _tell_timm(cfg: dict[str, Any], model: Any, report: Report) -> None:
+    """What timm does next goes by the cfg, which by now must describe the adapted tensors, not the file."""
+    size = cfg.get("input_size")
+    if size and size[0] != model.in_chans:
+        cfg["input_size"] = (model.in_chans, *size[1:])  # or it would adapt the channels again, or warn
+    if not _head(report.missing, model) and 0 <= cfg.get("num_classes", -1) != model.num_classes > 0:
+        cfg["num_classes"] = model.num_classes  # or it would drop a head that fits
+        cfg.pop("label_names", None)
+        cfg.pop("label_descriptions", None)

@@ -13,12 +13,12 @@ def add_convert(commands: Any) -> None:
     parser.add_argument(
         "out", metavar="OUT", help="file (.safetensors, .pth) or new folder (with config.json)"
     )
-    names = ("timm", "lucidrains", "jaketae")
     pair: dict[str, Any] = {"nargs": 2, "type": int, "metavar": ("H", "W")}
     parser.add_argument(
-        "--from", dest="layout", choices=names, help="whose names IN has (default: told by them)"
+        "--from", dest="layout", metavar="WHOSE", help="names IN has (docs/weights.md; default: told by them)"
     )
-    parser.add_argument("--to", choices=names, help="whose names OUT gets (default: this package's)")
+    parser.add_argument("--to", metavar="WHOSE", help="names OUT gets (default: this package's)")
+    parser.add_argument("--model", metavar="NAME", help="the model in IN, where its tensors leave that open")
     parser.add_argument("--img-size", **pair, help="of the image, in pixels (default: as in IN)")
     parser.add_argument("--grid", **pair, help="of the tokens in IN, where it does not state its image size")
     parser.add_argument(
@@ -51,6 +51,7 @@ def _convert(args: argparse.Namespace) -> None:
         num_classes=args.num_classes,
         weights=args.weights,
         dtype=args.dtype,
+        model=args.model,
     )
     print(report)
     print(f"wrote {args.out}")
@@ -61,13 +62,14 @@ def add_info(commands: Any) -> None:
         "info", help="what a checkpoint or a model name is: sizes, grid, sha256, ..."
     )
     parser.add_argument("source", metavar="FILE|NAME", help="file, folder, hf-hub:OWNER/NAME or model name")
+    parser.add_argument("--model", metavar="NAME", help="the model in it, where its tensors leave that open")
     parser.set_defaults(call=_info)
 
 
 def _info(args: argparse.Namespace) -> None:
     from gmlp_vision.checkpoints import describe
 
-    for title, value in describe(args.source).items():
+    for title, value in describe(args.source, model=args.model).items():
         print(f"{title:<14}{value}")
 
 

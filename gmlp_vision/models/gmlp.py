@@ -8,6 +8,7 @@ Shapes: B batch, N = H * W tokens in row-major order, D width, E hidden width.
 Names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from timm.layers import DropPath
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
+from gmlp_vision.checkpoints.families import ratio_of
+from gmlp_vision.checkpoints.names import Layout, Row, Target, unflatten_patches
+from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers import GatedMlp
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.resample import Grid
@@ -91,6 +95,109 @@ SIZES: dict[str, dict[str, Any]] = {
     "gmlp_s16": {"patch_size": 16, "depth": 30, "embed_dim": 256, "mlp_ratio": 6.0},
     "gmlp_b16": {"patch_size": 16, "depth": 30, "embed_dim": 512, "mlp_ratio": 6.0},
     "gmlp_pico4": {"patch_size": 4, "depth": 8, "embed_dim": 128, "mlp_ratio": 6.0, "num_classes": 10},
+}
+
+
+def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """The arguments of the gMLP that has these tensors; None if they are not those of one."""
+    kernel, u, w = (
+        state_dict.get(f"{name}.weight")
+        for name in ("stem.proj", "blocks.0.mlp_channels.fc1", "blocks.0.mlp_channels.gate.proj")
+    )
+    if kernel is None or u is None or w is None or kernel.ndim != 4 or u.ndim != 2:
+        return None
+    (dim, _, height, width), hidden = kernel.shape, len(u)
+    if min(kernel.shape) < 1:
+        return None
+    mlp_ratio = ratio_of(hidden, dim)
+    depth = len({name.split(".")[1] for name in state_dict if name.startswith("blocks.")})
+    patch_size = height if height == width else (height, width)
+    sizes = {"patch_size": patch_size, "depth": depth, "embed_dim": dim, "mlp_ratio": mlp_ratio}
+    return sizes if "norm.weight" in state_dict else {**sizes, "final_norm": False}
+
+
+def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
+    if any(".attn." in name for name in state_dict):
+        raise CheckpointError(
+            "the file has attention beside the spatial gate (attn_dim): it is an aMLP. No such model is here "
+            "yet, and without the attention its other tensors compute something else"
+        )
+    for name, tensor in state_dict.items():
+        if name.endswith(".sgu.weight") and tensor.ndim == 3 and len(tensor) > 1:
+            raise CheckpointError(
+                f"{name} is {tuple(tensor.shape)}: {len(tensor)} heads, each with a W of its own; only one "
+                "has a counterpart here"
+            )
+
+
+def lucidrains_cannot(model: Any) -> list[str]:
+    hidden = model.blocks[0].mlp_channels.fc1.out_features
+    whole = f"the hidden width, {hidden}, would have to be a multiple of {model.embed_dim}"
+    return [*no_head(model), *([whole] if hidden % model.embed_dim else [])]
+
+
+def jaketae_cannot(model: Any) -> list[str]:
+    square = all(len(set(size)) == 1 for size in (model.stem.img_size, model.stem.patch_size))
+    return [*no_head(model), *([] if square else ["image and patch are square there, and not here"])]
+
+
+def no_head(model: Any) -> list[str]:
+    return [] if model.num_classes else ["there is always a head there, and none here"]
+
+
+def with_first(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.unsqueeze(0)
+
+
+def without_first(tensor: torch.Tensor, target: Target) -> torch.Tensor:
+    return tensor.squeeze(0)
+
+
+LAYOUTS = {
+    # gMLPVision of https://github.com/lucidrains/g-mlp-pytorch, with one head and no attention
+    "lucidrains": Layout(
+        rows=(
+            Row(
+                "stem.proj.weight",
+                "to_patch_embed.1.weight",
+                lambda kernel: kernel.flatten(1),
+                unflatten_patches,
+            ),
+            Row("stem.proj.bias", "to_patch_embed.1.bias"),
+            Row("blocks.{i}.norm", "layers.{i}.fn.norm"),
+            Row("blocks.{i}.mlp_channels.fc1", "layers.{i}.fn.fn.proj_in.0"),
+            Row("blocks.{i}.mlp_channels.gate.norm", "layers.{i}.fn.fn.sgu.norm"),
+            Row("blocks.{i}.mlp_channels.gate.proj", "layers.{i}.fn.fn.sgu", with_first, without_first),
+            Row("blocks.{i}.mlp_channels.fc2", "layers.{i}.fn.fn.proj_out"),
+            Row("norm", "to_logits.0"),
+            Row("head", "to_logits.2"),
+        ),
+        marks=("to_patch_embed.1.weight", "layers.0.fn.fn.sgu.weight"),
+        settings={"norm_eps": 1e-5, "final_norm": True},
+        refuse=refuse_lucidrains,
+        cannot=lucidrains_cannot,
+    ),
+    # gMLPForImageClassification of https://github.com/jaketae/g-mlp; W is the kernel of a 1-d convolution
+    "jaketae": Layout(
+        rows=(
+            Row("stem.proj", "patcher"),
+            Row("blocks.{i}.norm", "model.{i}.norm"),
+            Row("blocks.{i}.mlp_channels.fc1", "model.{i}.channel_proj1"),
+            Row("blocks.{i}.mlp_channels.gate.norm", "model.{i}.sgu.norm"),
+            Row(
+                "blocks.{i}.mlp_channels.gate.proj.weight",
+                "model.{i}.sgu.spatial_proj.weight",
+                lambda w: w.unsqueeze(-1),
+                lambda w, target: w.squeeze(-1),
+            ),
+            Row("blocks.{i}.mlp_channels.gate.proj.bias", "model.{i}.sgu.spatial_proj.bias"),
+            Row("blocks.{i}.mlp_channels.fc2", "model.{i}.channel_proj2"),
+            Row("head", "classifier"),
+        ),
+        marks=("patcher.weight", "model.0.sgu.spatial_proj.weight"),
+        settings={"norm_eps": 1e-5, "final_norm": False},
+        cannot=jaketae_cannot,
+    ),
 }
 
 PAPER = {"paper_ids": "arXiv:2105.08050", "paper_name": "Pay Attention to MLPs"}

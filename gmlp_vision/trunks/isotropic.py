@@ -4,6 +4,7 @@ Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, D wid
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -91,6 +92,8 @@ class Isotropic(Trunk):
             num_prefix_tokens=int(class_token),
         )
         self.embed_dim = embed_dim
+        self.norm_eps = norm_eps
+        self.block_args = {**default_args(block), **own}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.stem = PatchEmbed(
             to_2tuple(img_size), to_2tuple(patch_size), in_chans, embed_dim, output_fmt="NHWC", **dd
@@ -134,6 +137,12 @@ class Isotropic(Trunk):
             x = x[:, self.num_prefix_tokens :].unflatten(1, self.stem.dynamic_feat_size(image_size))
         return x
 
+    @torch.jit.ignore
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the constructor that change what a model computes, whatever its tensors."""
+        own = {name: value for name, value in self.block_args.items() if not name.endswith("_rate")}
+        return {"norm_eps": self.norm_eps, "final_norm": not isinstance(self.norm, nn.Identity), **own}
+
     def pruned_args(self, prune_norm: bool) -> dict[str, Any]:
         args: dict[str, Any] = {"depth": len(self.blocks)}
         return {**args, "final_norm": False} if prune_norm else args
@@ -164,6 +173,16 @@ class Isotropic(Trunk):
             "stem": r"^(?:stem|pos_embed|cls_token)",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
+
+
+def default_args(block: Callable[..., nn.Module]) -> dict[str, Any]:
+    """The defaults of what a class of blocks takes beside what the trunk gives to every class."""
+    given = {"drop_path", "norm_eps", "device", "dtype"}
+    return {
+        name: parameter.default
+        for name, parameter in signature(block).parameters.items()
+        if name not in given and parameter.default is not parameter.empty
+    }
 
 
 def drop_path_rates(rate: float, depth: int, rule: str) -> list[float]:

@@ -1,0 +1,155 @@
+"""A source to a model that holds its weights: any file, folder, hub repository, model name or state dict."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gmlp_vision.checkpoints.adapt import account, adapt, grid_note
+from gmlp_vision.checkpoints.candidates import Identity, fits
+from gmlp_vision.checkpoints.grid import SourceSize, first_that_fits, source_size, stem_of
+from gmlp_vision.checkpoints.identify import identify
+from gmlp_vision.checkpoints.names import Tensors
+from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint, select_weights
+from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.resample import Grid
+
+WIDTHS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+PREPROCESSING: dict[str, Any] = {"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model made from a source.
+
+    Attributes:
+        model: On the CPU, in eval mode, in the widest dtype of the file.
+        report: What became of every tensor.
+        title: What was read, and which weights of it where there was a choice.
+        grid: (H, W) of the file's tokens.
+        how: How that is known.
+        identity: What the source is.
+    """
+
+    model: Any
+    report: Report
+    title: str
+    grid: Grid
+    how: str
+    identity: Identity
+
+
+def build(
+    source: str | Path | Tensors,
+    *,
+    weights: str = "auto",
+    layout: str | None = None,
+    grid: Grid | None = None,
+    img_size: tuple[int, int] | None = None,
+    patch_size: tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    model: str | None = None,
+) -> Built:
+    """Makes the model whose weights a source holds.
+
+    Args:
+        source: As for `read_checkpoint`, or a state dict.
+        weights: 'ema', 'raw', or 'auto' for EMA where there is one.
+        layout: Whose names the file has: 'timm' for this package's own, or another (docs/weights.md); None to
+            tell by the names.
+        grid: (H, W) of the file's tokens, for a file that does not state its image size.
+        img_size: (height, width) of the image in pixels; None for the file's own.
+        patch_size: (height, width) of the file's patch in pixels, where its stem, a matrix, leaves it open.
+        num_classes: Another count than the file's gives a new head, as a new model has it; 0 gives none.
+        model: The registered name of such a model, where the tensors leave it open.
+
+    Raises:
+        ValueError: An argument outside what is listed above, or an image that the patch does not divide.
+        CheckpointError: The source cannot be read safely, or holds no model that is known here.
+    """
+    if num_classes is not None and num_classes < 0:
+        raise ValueError(f"num_classes is {num_classes}; expected a count, or 0 for no head")
+    checkpoint = _read(source, weights)
+    identity = identify(checkpoint, model=model, layout=layout, patch_size=patch_size)
+    size = size_of(identity, checkpoint, grid)
+    classes = identity.num_classes if num_classes is None else num_classes
+    made = _create(identity, checkpoint, size, img_size=img_size, num_classes=classes)
+    report = Report(checkpoint.source, checkpoint.weights, identity.layout, dropped=dict(identity.dropped))
+    made.load_state_dict(adapt(account(identity.tensors, made, report), made, report, size))
+    assert size is not None  # else a tensor is misshapen, and adapt said so
+    if size.grids or not hasattr(made, "grids"):  # else no tensor depends on it
+        report.notes = [grid_note(size)]
+        report.doubtful = size.doubtful
+    title = checkpoint.source
+    if checkpoint.weights == "ema" or weights == "raw":  # there was a choice
+        title = f"{title} ({checkpoint.weights} weights)"
+    return Built(made.eval(), report, title, size.grid, size.how, identity)
+
+
+def size_of(identity: Identity, checkpoint: Checkpoint, grid: Grid | None = None) -> SourceSize | None:
+    """The image size of an identified checkpoint; None where no size gives its tensors their shapes.
+
+    Raises:
+        CheckpointError: As `source_size`; for one of timm's own also a tensor missing or too many.
+    """
+    if hasattr(identity.model, "grids"):
+        return source_size(identity.tensors, identity.model, checkpoint.config, grid, own=False)
+    account(identity.tensors, identity.model, Report(checkpoint.source))
+    reduction = stem_of(identity.model, {}).reduction
+
+    # timm's own: nothing tells which of its tensors belong to a grid, so the model is made at each size
+    def at(image: Grid) -> dict[str, Grid] | None:
+        if image[0] < reduction[0] or image[1] < reduction[1]:
+            return None
+        return {} if fits(identity.tensors, identity.create(device="meta", img_size=image)) else None
+
+    side = math.isqrt(math.prod(identity.args["img_size"]))
+    return first_that_fits(
+        at,
+        reduction,
+        checkpoint.config,
+        grid,
+        pretrained_cfg=identity.model.pretrained_cfg,
+        squares=[(side, side)],
+    )
+
+
+def widest(tensors: Tensors) -> torch.dtype:
+    """The floating dtype that holds the numbers of all the tensors; float32 where there are none."""
+    found = [tensor.dtype for tensor in tensors.values() if tensor.dtype in WIDTHS]
+    return reduce(torch.promote_types, found, found[0]) if found else torch.float32
+
+
+def _read(source: str | Path | Tensors, weights: str) -> Checkpoint:
+    if not isinstance(source, Mapping):
+        return read_checkpoint(source, weights)
+    state_dict, taken = select_weights(source, weights, "the state dict")
+    return Checkpoint(state_dict, {}, "the state dict", taken or "raw", "")
+
+
+def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None, **kwargs: Any) -> Any:
+    if kwargs["img_size"] is None:
+        kwargs.pop("img_size")
+        if size is not None:
+            kwargs["img_size"] = size.image
+    elif size is not None and kwargs["img_size"] != size.image and not hasattr(identity.model, "grids"):
+        raise CheckpointError(
+            f"{checkpoint.source} holds a model of timm's own, which has no rule for another image size than "
+            f"the file's, {size.image[0]} x {size.image[1]}"
+        )
+    if identity.name is not None:
+        kwargs["pretrained_cfg_overlay"] = _preprocessing(checkpoint.config)
+    return identity.create(in_chans=identity.in_chans, dtype=widest(identity.tensors), **kwargs)
+
+
+def _preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file's config says of the images that its model was trained on."""
+    cfg = config.get("pretrained_cfg")
+    if not isinstance(cfg, Mapping):
+        return {}
+    return {k: cfg[k] for k, kind in PREPROCESSING.items() if isinstance(cfg.get(k), kind) and cfg[k]}

@@ -1,0 +1,117 @@
+"""What families there are, and what each says of itself.
+
+A family is a module of gmlp_vision.models. By convention it may hold `SIZES`, the arguments of each name;
+`LAYOUTS`, other implementations' names for its tensors; and `sizes_of(state_dict)`, the arguments of a model
+whose tensors these are, or None. A module with `NAMES` speaks for models that it did not register, and with
+`MODEL` for their class, where the entrypoints take no sizes.
+"""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import timm
+from torch import nn
+
+from gmlp_vision.checkpoints.names import OWN, Layout, Tensors
+from gmlp_vision.errors import CheckpointError
+
+ROOM = f"{__name__.partition('.')[0]}.models."
+
+
+def families() -> list[ModuleType]:
+    """The modules of families that have been imported, this package's own first."""
+    # asked of sys.modules, so that nothing is imported from a room above this one
+    found = [m for name, m in sys.modules.items() if name.startswith(ROOM) and "." not in name[len(ROOM) :]]
+    return sorted(found, key=lambda family: hasattr(family, "NAMES"))
+
+
+def title(family: ModuleType) -> str:
+    """What the family is called: its docstring up to the colon."""
+    return (family.__doc__ or family.__name__).partition(":")[0]
+
+
+def names_of(family: ModuleType) -> list[str]:
+    """The registered names of a family, in the order of its own list."""
+    if hasattr(family, "NAMES"):
+        return list(family.NAMES)
+    own = timm.list_models(module=family.__name__.rpartition(".")[2])
+    own = [name for name in own if timm.model_entrypoint(name).__module__ == family.__name__]
+    order = list(getattr(family, "default_cfgs", {}))
+    return sorted(own, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def family_of_name(name: object) -> ModuleType | None:
+    """The family that owns a registered name; None if none does."""
+    return next((family for family in families() if name in names_of(family)), None)
+
+
+def family_of_model(model: nn.Module) -> ModuleType | None:
+    """The family whose file has the class of the model, or that of one of its layers; None if none has."""
+    known = {family.__name__: family for family in families()}
+    return next((known[type(m).__module__] for m in model.modules() if type(m).__module__ in known), None)
+
+
+def sizes_of(family: ModuleType, tensors: Tensors) -> dict[str, Any] | None:
+    """The arguments of a model of this family whose tensors these are; {} where the family cannot say."""
+    read = getattr(family, "sizes_of", None)
+    return {} if read is None else read(tensors)
+
+
+def sizes_of_name(name: object) -> Mapping[str, Any]:
+    """The arguments of a registered name, as far as its family's table says them."""
+    family = family_of_name(name)
+    sizes: Mapping[str, Mapping[str, Any]] = getattr(family, "SIZES", {})
+    return sizes.get(str(name), {})
+
+
+def layouts_of(family: ModuleType | None) -> dict[str, Layout]:
+    """Other implementations' names for the tensors of a family, by what they are called."""
+    return getattr(family, "LAYOUTS", {})
+
+
+def check_layout(name: str | None) -> None:
+    """Refuses a name that no family has a layout of.
+
+    Raises:
+        ValueError: And lists those there are.
+    """
+    known = dict.fromkeys([OWN, *(key for family in families() for key in layouts_of(family))])
+    if name is not None and name not in known:
+        raise ValueError(f"the layout is {name!r}; expected one of {', '.join(known)}")
+
+
+def recognise(tensors: Tensors, family: ModuleType | None) -> str:
+    """The layout of a family whose marks are all among the names, or our own.
+
+    Raises:
+        CheckpointError: Two layouts at once.
+    """
+    found = [name for name, layout in layouts_of(family).items() if tensors.keys() >= set(layout.marks)]
+    if len(found) > 1:
+        raise CheckpointError(f"the tensors are those of {' and of '.join(found)}; say which are meant")
+    return found[0] if found else OWN
+
+
+def ratio_of(hidden: int, dim: int) -> float:
+    """The ratio that gives a model of width `dim` this hidden width, the integer part of their product."""
+    ratio = hidden / dim
+    return ratio if int(dim * ratio) == hidden else math.nextafter(ratio, math.inf)
+
+
+def anchors() -> Iterator[str]:
+    """Tensors of which every file of a known family has one: first convolutions, and the marks of layouts."""
+    for family in families():
+        for layout in layouts_of(family).values():
+            yield layout.marks[0]
+        for name in names_of(family):
+            cfg = timm.models.get_pretrained_cfg(name)
+            if cfg is not None and isinstance(cfg.first_conv, str):
+                yield f"{cfg.first_conv}.weight"
+
+
+def part(model: Any, which: str) -> Any:
+    """The name of a model's 'first_conv' or 'classifier', as it says itself, or as timm's cfg of it says."""
+    return getattr(model, which) if hasattr(model, which) else model.pretrained_cfg.get(which)

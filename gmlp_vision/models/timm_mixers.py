@@ -1,0 +1,102 @@
+"""Mixer of timm: MLP-Mixer, gMixer and ResMLP. timm registers them; here their files are read and shown.
+
+Shapes: N tokens, D width, K hidden units over tokens, E hidden width.
+
+timm's gMLP is not among them, since a file of it holds the tensors of ours.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.layers import GluMlp
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
+from torch import nn
+
+from gmlp_vision.checkpoints.families import ratio_of
+from gmlp_vision.checkpoints.names import Layout, Row, Target
+
+# Patch, blocks and width, from timm's own entrypoints.
+SIZES: dict[str, dict[str, Any]] = {
+    name: {"patch_size": patch, "num_blocks": depth, "embed_dim": dim}
+    for name, patch, depth, dim in (
+        ("mixer_s32_224", 32, 8, 512),
+        ("mixer_s16_224", 16, 8, 512),
+        ("mixer_b32_224", 32, 12, 768),
+        ("mixer_b16_224", 16, 12, 768),
+        ("mixer_l32_224", 32, 24, 1024),
+        ("mixer_l16_224", 16, 24, 1024),
+        ("gmixer_12_224", 16, 12, 384),
+        ("gmixer_24_224", 16, 24, 384),
+        ("resmlp_12_224", 16, 12, 384),
+        ("resmlp_24_224", 16, 24, 384),
+        ("resmlp_36_224", 16, 36, 384),
+        ("resmlp_big_24_224", 8, 24, 768),
+    )
+}
+NAMES = tuple(SIZES)
+MODEL = MlpMixer
+
+
+def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """The arguments of the MlpMixer that has these tensors; None if they are not those of one.
+
+    The image is one of as many tokens in a single column: on which grid they lie, no tensor shows.
+    """
+    stem = state_dict.get("stem.proj.weight")
+    if stem is None or stem.ndim != 4 or min(stem.shape) < 1:
+        return None
+    dim, _, height, width = stem.shape
+    square, reads, writes, hidden = (
+        _rows_and_columns(state_dict.get(f"blocks.0.{name}.weight"))
+        for name in ("linear_tokens", "mlp_tokens.fc1", "mlp_tokens.fc2", "mlp_channels.fc1")
+    )
+    if hidden is None:
+        return None
+    channels = ratio_of(hidden[0], dim)
+    own: dict[str, Any]
+    if square is not None:  # (N, N)
+        tokens = square[1]
+        own = {"mlp_ratio": channels, "block_layer": ResBlock, "norm_layer": Affine}
+    elif reads is not None and writes is not None:  # (K, N) and (N, K), or (K, N) and (N, K / 2)
+        tokens = reads[1]
+        own = {"mlp_ratio": (ratio_of(reads[0], dim), channels)}
+        if writes[1] < reads[0]:
+            own |= {"mlp_layer": GluMlp, "act_layer": nn.SiLU}
+    else:
+        return None
+    patch = height if height == width else (height, width)
+    depth = len({name.split(".")[1] for name in state_dict if name.startswith("blocks.")})
+    sizes = {"patch_size": patch, "img_size": (tokens * height, width), "embed_dim": dim}
+    return {**sizes, "num_blocks": depth, **own}
+
+
+def _rows_and_columns(weight: torch.Tensor | None) -> tuple[int, int] | None:
+    return None if weight is None or weight.ndim < 2 else (weight.shape[0], weight.shape[1])
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten()
+
+
+def _unflat(tensor: torch.Tensor, target: Target) -> torch.Tensor:
+    return tensor.reshape(1, 1, -1)
+
+
+LAYOUTS = {
+    # ResMLP of https://github.com/facebookresearch/deit
+    "deit": Layout(
+        rows=(
+            Row("stem.proj", "patch_embed.proj"),
+            *(
+                Row(f"{norm}.{name}", f"{norm}.{name}", _flat, _unflat)
+                for norm in ("blocks.{i}.norm{j}", "norm")
+                for name in ("alpha", "beta")
+            ),
+            Row("blocks.{i}.linear_tokens", "blocks.{i}.attn"),
+            Row("blocks.{i}.mlp_channels.fc{j}", "blocks.{i}.mlp.fc{j}"),
+            Row("blocks.{i}.ls{j}", "blocks.{i}.gamma_{j}"),
+        ),
+        marks=("patch_embed.proj.weight", "blocks.0.attn.weight", "blocks.0.gamma_1"),
+    ),
+}
