@@ -76,7 +76,7 @@ def test_a_config_with_nonsense_in_it_is_no_traceback(
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert run(tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "W is over 24 tokens, and nothing tells their grid" in line
+    assert "nothing tells the grid of the file's tokens" in line
     assert run(tmp_path, "--grid", 4, 6) == 0
 
 
@@ -140,7 +140,7 @@ def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "W is over 24 tokens, and nothing tells their grid"),
+        ([], "nothing tells the grid of the file's tokens"),
         (["--grid", "4", "6", "-o", "f.gif"], "ends in '.gif'"),
         (["--grid", "4", "6", "-o", "no/f.png"], "there is no folder no"),
         (["--grid", "4", "6", "-o", "f.png", "--layers", "2"], "it has 0 to 1"),
