@@ -153,6 +153,7 @@ def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--grid", "4", "6", "-o", "f.png", "--draw", "units"], "no layers of kind 'hidden'"),
         (["--grid", "-4", "-6"], "the grid -4 x -6"),
         (["--weights", "ema"], "holds no EMA weights"),
+        (["--model", "resmlp_12_224"], "does not hold the weights of resmlp_12_224"),
         (["--tokens", "center"], "name it with -o FILE.png"),
         (["--draw", "kernels"], "--draw, --tokens and --scale are of the figure: name it with -o"),
         (["--layers", "1"], "--layers are of the figure and the page: name one with -o FILE.png or --html"),

@@ -27,6 +27,7 @@ def add_filters(commands: Any) -> None:
     parser.add_argument("--html", type=Path, help="page to write: one file, no network needed to open it")
     parser.add_argument("--image", type=Path, help="picture to lay under the grid of the page")
     parser.add_argument("--grid", type=int, nargs=2, metavar=("H", "W"), help="of the tokens, if not known")
+    parser.add_argument("--model", metavar="NAME", help="the model in it, where its tensors leave that open")
     parser.add_argument(
         "--weights", choices=("raw", "ema"), default="auto", help="(default: ema where there is)"
     )
@@ -57,7 +58,7 @@ def _filters(args: argparse.Namespace) -> None:
     ):
         if path:
             check_ending(path, endings, what)
-    bank = extract(args.what, tuple(args.grid) if args.grid else None, args.weights)
+    bank = extract(args.what, tuple(args.grid) if args.grid else None, args.weights, args.model)
     stats = bank.stats()
     print(bank)
     print(format_stats(stats))

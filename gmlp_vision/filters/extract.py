@@ -28,6 +28,7 @@ def extract(
     source: nn.Module | Mapping[str, torch.Tensor] | str | Path,
     grid: Grid | None = None,
     weights: str = "auto",
+    model: str | None = None,
 ) -> FilterBank:
     """The linear maps over tokens of every block of a network.
 
@@ -37,6 +38,7 @@ def extract(
             built into one first, so what computes a map is shown as it acts.
         grid: (H, W) of the tokens, for a source that does not tell; without it N must be a square number.
         weights: Of a checkpoint: 'ema', 'raw', or 'auto' for EMA where there is one.
+        model: The registered name of the model whose weights these are, where the tensors leave it open.
 
     Returns:
         The layers in the order of the blocks, as float32 copies.
@@ -44,7 +46,7 @@ def extract(
     Raises:
         ValueError: No layer holds such a map, and the message has what they say of it; two networks in one; a
             map outside of any block; a grid that does not fit, or none that is known; NaN or infinity in a
-            map; an unknown `weights`, or a choice of them where the source is no checkpoint.
+            map; an unknown `weights` or `model`, or one where the source leaves nothing open.
         CheckpointError: The source cannot be read or built, or does not tell its grid.
     """
     if weights != "auto" and isinstance(source, nn.Module | Mapping):
@@ -52,8 +54,10 @@ def extract(
             f"weights is {weights!r}, which chooses from a checkpoint; a {type(source).__name__} is none"
         )
     if isinstance(source, nn.Module):
+        if model is not None:
+            raise ValueError(f"model is {model!r}, which says what a file holds; this is a network already")
         return _read(source, type(source).__name__, grid, "as the model's own")
-    built = build(source, weights=weights, grid=grid)
+    built = build(source, weights=weights, grid=grid, model=model)
     return _read(built.model, built.title, None, built.how)
 
 
