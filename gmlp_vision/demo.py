@@ -55,7 +55,7 @@ class DemoResult:
     from_scratch: float | None
     logistic_regression: float
     test_images: int
-    moved: list[float]
+    moved: list[float | None]
     epochs: int
     seed: int
     seconds: float

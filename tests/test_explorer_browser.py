@@ -20,6 +20,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 from tiny import tiny
+from toy_networks import Blocks, projection
 
 from gmlp_vision.filters import FilterBank, extract, toeplitz_average, write_explorer
 
@@ -220,7 +221,7 @@ def test_a_layer_shows_its_kernel_bias_and_statistics(page: Page, bank: FilterBa
     page.tiles[1].click()
     layer, row = bank.layers[1], bank.stats()[1]
     assert layer.name in page["note"].text
-    kernel = toeplitz_average(layer.matrix, bank.grid)
+    kernel = toeplitz_average(layer.matrix, layer.grid)
     for canvas, values in (("kernel", kernel), ("bias", (layer.bias - layer.bias.mean()).view(H, W))):
         r, c = divmod(int(values.abs().argmax()), values.shape[1])
         full = [103, 0, 31] if values[r, c] > 0 else [5, 48, 97]
@@ -282,12 +283,7 @@ def test_a_fault_in_the_page_would_be_seen(page: Page) -> None:
 
 
 def test_a_page_of_30_layers(driver: webdriver.Chrome, tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    state = {
-        f"blocks.{i}.mlp_channels.gate.proj.weight": torch.randn(196, 196, generator=generator)
-        for i in range(30)
-    }
-    bank = extract(state)
+    bank = extract(Blocks(*(projection((14, 14)) for _ in range(30))))
     error = write_explorer(bank, tmp_path / "b.html")
     page = Page(driver, (tmp_path / "b.html").as_uri())
     assert len(page.tiles) == 30

@@ -1,14 +1,17 @@
-"""The statistics of whole networks: trained, fresh and zero."""
+"""A bank as a sequence of layers, and the statistics of whole networks: trained, fresh and zero."""
 
 import csv
+import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 from tiny import perturb, projections, tiny
+from torch import nn
+from toy_networks import Blocks, Kernels, projection, pyramid
 
 from gmlp_vision.filters import extract, format_stats, measure, write_stats
 from gmlp_vision.filters.table import untrained_notice
@@ -71,6 +74,39 @@ def test_stats_are_the_functions_of_measure() -> None:
         assert getattr(row, f"{name}_random") == getattr(measure, f"random_{name}")(grid)
 
 
+def test_kernels_are_measured_as_kernels() -> None:
+    layer = Kernels(5, (3, 5))
+    (row,) = extract(Blocks(layer)).stats()
+    kernels = layer.weight.detach()
+    assert row.rms == measure.rms(kernels)
+    assert row.moved == pytest.approx(row.rms / 0.02)
+    assert row.effective_rank == measure.effective_rank(kernels.view(5, 15))
+    assert row.locality == measure.kernel_locality(kernels)
+    assert row.locality_random == measure.random_kernel_locality(kernels)
+    assert row.anisotropy == measure.kernel_anisotropy(kernels)
+    assert (row.toeplitz_share, row.diagonal_share, row.symmetry) == (None, None, None)
+    assert not row.untrained
+    nn.init.zeros_(layer.weight)
+    (row,) = extract(Blocks(layer)).stats()
+    assert row.untrained
+    assert (row.moved, row.effective_rank, row.locality, row.anisotropy) == (0, None, None, None)
+
+
+def test_what_starts_at_zero_has_not_moved_by_a_factor() -> None:
+    (layer,) = extract(Blocks(projection((2, 3))))
+    row = replace(layer, init_std=0.0).stats()
+    assert row.moved is None
+    assert not row.untrained
+
+
+def test_a_bank_is_a_sequence_of_its_layers() -> None:
+    bank = extract(tiny())
+    assert len(bank) == 2
+    assert list(bank) == [bank[0], bank[1]] == list(bank.layers)
+    assert bank[-1:] == bank.layers[1:]
+    assert bank[1] in bank
+
+
 def test_select_by_block_and_kind() -> None:
     bank = extract(perturb(timm.create_model("mixer_s32_224", img_size=(64, 96))))
     assert [x.kind for x in bank.select([2]).layers] == ["hidden", "hidden", "token"]
@@ -79,7 +115,16 @@ def test_select_by_block_and_kind() -> None:
         bank.select([0, 8])
     with pytest.raises(ValueError, match="no layers of kind 'row', only 'hidden' and 'token'"):
         bank.select(kind="row")
-    with pytest.raises(ValueError, match=r"token \(2, 0\) lies outside the grid of 2 x 3"):
+    mixed = extract(Blocks(Kernels(), projection((2, 3))))
+    assert [x.kind for x in mixed.select(kind=("token", "kernel"))] == ["kernel", "token"]
+    with pytest.raises(ValueError, match="no layers of kind 'token' among layers 0, only 'kernel'"):
+        mixed.select([0], "token")
+    with pytest.raises(ValueError, match="no layers of kind 'hidden' or 'row', only 'kernel' and 'token'"):
+        mixed.select(kind=("hidden", "row"))
+    with pytest.raises(ValueError, match=r"no layer 9 .*; it has 0 to 7"):
+        bank.select(itertools.count(9))
+    outside = r"token \(2, 0\) lies outside the grid of 2 x 3 tokens of blocks\.0\.mlp_tokens\.product"
+    with pytest.raises(ValueError, match=outside):
         bank.select(kind="token").layers[0].filter((2, 0))
 
 
@@ -100,7 +145,7 @@ def test_csv_and_json_hold_every_number_in_full(tmp_path: Path) -> None:
 
 def test_what_was_there_survives_a_failure(tmp_path: Path) -> None:
     stats = extract(tiny()).stats()
-    with pytest.raises(ValueError, match=r"ends in '\.xls'; statistics are written as \.csv or \.json"):
+    with pytest.raises(ValueError, match=r"ends in '\.xls'; statistics are written as one of \.csv, \.json"):
         write_stats(stats, tmp_path / "s.xls")
     with pytest.raises(FileNotFoundError):
         write_stats(stats, tmp_path / "no" / "s.csv")
@@ -116,3 +161,10 @@ def test_the_text_table_has_a_line_a_layer() -> None:
     assert lines[2].endswith("blocks.0.mlp_tokens.product (ignores the non-linearity)")
     assert f"{bank.stats()[2].locality:.3g}" in lines[2].split()
     assert "-" in lines[0].split()
+
+
+def test_the_text_table_has_a_column_of_grids_where_there_are_several() -> None:
+    head, *lines = format_stats(extract(pyramid()).stats()).splitlines()
+    assert head.split()[:3] == ["layer", "grid", "moved"]
+    assert [line.split()[1] for line in lines] == ["4x6", "4x6", "2x3"]
+    assert "grid" not in format_stats(extract(tiny()).stats())

@@ -76,7 +76,7 @@ def test_a_config_with_nonsense_in_it_is_no_traceback(
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert run(tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "W is over 24 tokens, and nothing tells their grid" in line
+    assert "nothing tells the grid of the file's tokens" in line
     assert run(tmp_path, "--grid", 4, 6) == 0
 
 
@@ -131,7 +131,7 @@ def test_the_other_figures(checkpoint: Path, tmp_path: Path, what: str) -> None:
 def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny()
     for layer in projections(model):
-        layer.init_weights()
+        layer.reset_parameters()
     torch.save(model.state_dict(), tmp_path / "fresh.pth")
     assert run(tmp_path / "fresh.pth") == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("looks untrained: layer 0, 1.")
@@ -140,7 +140,7 @@ def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "W is over 24 tokens, and nothing tells their grid"),
+        ([], "nothing tells the grid of the file's tokens"),
         (["--grid", "4", "6", "-o", "f.gif"], "ends in '.gif'"),
         (["--grid", "4", "6", "-o", "no/f.png"], "there is no folder no"),
         (["--grid", "4", "6", "-o", "f.png", "--layers", "2"], "it has 0 to 1"),
@@ -153,11 +153,14 @@ def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--grid", "4", "6", "-o", "f.png", "--draw", "units"], "no layers of kind 'hidden'"),
         (["--grid", "-4", "-6"], "the grid -4 x -6"),
         (["--weights", "ema"], "holds no EMA weights"),
+        (["--model", "resmlp_12_224"], "does not hold the weights of resmlp_12_224"),
         (["--tokens", "center"], "name it with -o FILE.png"),
-        (["--draw", "kernels"], "--draw, --layers, --tokens and --scale are of the figure: name it with -o"),
+        (["--draw", "kernels"], "--draw, --tokens and --scale are of the figure: name it with -o"),
+        (["--layers", "1"], "--layers are of the figure and the page: name one with -o FILE.png or --html"),
+        (["--grid", "4", "6", "-o", "f.png", "--layers", "0-999999999"], "no layer 2 in"),
         (["--image", "photo.png"], "name it with --html FILE.html"),
         (["--grid", "4", "6", "--html", "e.html", "--image", "photo.png"], "photo.png"),
-        (["--grid", "4", "6", "--html", "e.png"], "the page is written as .html"),
+        (["--grid", "4", "6", "--html", "e.png"], "the page is written as one of .html"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line(
@@ -173,3 +176,33 @@ def test_what_the_user_can_mend_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-o", "f.png", "--layers", "0-99999999999"], "'0-99999999999' is neither a number nor a range"),
+        (["-o", "f.png", "--tokens", "middle"], "'middle' is none of center, corners, grid:K"),
+        (["-o", "f.png", "--scale", "row"], "scale is 'row'; expected one of figure, layer, picture"),
+        (
+            ["-o", "f.png", "--draw", "stats", "--scale", "layer"],
+            "the figure of stats has no scale to choose",
+        ),
+        (["-o", "f.gif"], "a figure is written as one of .pdf, .png, .svg"),
+        (["--stats", "s.xls"], "statistics are written as one of .csv, .json"),
+        (["--html", "e.png"], "the page is written as one of .html, .htm"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(
+    capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    assert run("no-such-file.pth", *args) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_layers_choose_those_of_the_page(checkpoint: Path, tmp_path: Path) -> None:
+    assert run(checkpoint, "--grid", 4, 6, "--html", tmp_path / "e.html", "--layers", "1") == 0
+    page = (tmp_path / "e.html").read_text()
+    assert "blocks.1.mlp_channels" in page
+    assert "blocks.0.mlp_channels" not in page

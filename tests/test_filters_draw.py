@@ -1,6 +1,8 @@
 """Figures: what is drawn is what the bank holds, and the files are what their endings say."""
 
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from PIL import Image
 from tiny import perturb, projections, tiny
+from torch import nn
+from toy_networks import GRIDS, Blocks, Heads, Kernels, projection, pyramid
 
 from gmlp_vision.filters import (
     FilterBank,
@@ -100,7 +104,7 @@ def test_kernels_are_the_toeplitz_averages(bank: FilterBank) -> None:
     for scale in ("layer", "figure"):
         figure = plot_kernels(bank, scale=scale)
         for image, layer, row in zip(figure.axes[0].images, bank.layers, bank.stats(), strict=True):
-            assert np.array_equal(image.get_array(), toeplitz_average(layer.matrix, bank.grid))
+            assert np.array_equal(image.get_array(), toeplitz_average(layer.matrix, layer.grid))
             caption = f"layer {layer.block}\n{100 * row.toeplitz_share:.0f} %"
             assert any(word.startswith(caption) for word in texts(figure))
         for frame, picture in zip(frames(figure), figure.axes[0].images, strict=True):
@@ -110,9 +114,10 @@ def test_kernels_are_the_toeplitz_averages(bank: FilterBank) -> None:
 def test_stats_are_drawn_over_depth(bank: FilterBank) -> None:
     panels = plot_stats(bank).axes
     rows = bank.stats()
-    lines = panels[0].get_lines()
-    assert lines[0].get_xydata().tolist() == [[row.block, row.toeplitz_share] for row in rows]
-    assert set(lines[1].get_ydata()) == {rows[0].toeplitz_share_random}
+    dots, line, expected = panels[0].get_lines()
+    assert dots.get_xydata().tolist() == [[row.block, row.toeplitz_share] for row in rows]
+    assert line.get_xydata().tolist() == dots.get_xydata().tolist()
+    assert set(expected.get_ydata()) == {rows[0].toeplitz_share_random}
     assert panels[7].get_lines()[0].get_ydata().tolist() == [row.moved for row in rows]
     low, high = panels[7].get_ylim()
     assert low < 1 < max(row.moved for row in rows) < high
@@ -155,6 +160,121 @@ def test_a_figure_is_chosen_by_words(bank: FilterBank) -> None:
         plot(bank, "kernels", tokens="center")
 
 
+# -- several grids -------------------------------------------------------------------------------------------
+
+
+def test_each_grid_has_its_own_tokens_and_pictures_of_its_shape() -> None:
+    bank = extract(pyramid())
+    figure = plot_filters(bank, tokens="center,corners")
+    pictures, marks = figure.axes[0].images, frames(figure)
+    wide, small = [(0, 0), (0, 5), (2, 3), (3, 0), (3, 5)], [(0, 0), (0, 2), (1, 0), (1, 1), (1, 2)]
+    tokens = [(layer, token) for layer, row in zip(bank, [wide, wide, small], strict=True) for token in row]
+    for picture, frame, (layer, token) in zip(pictures, marks, tokens, strict=True):
+        assert np.array_equal(picture.get_array(), layer.filter(token))
+        assert framed_cell(frame, picture) == pytest.approx(token, abs=1e-6)
+        left, right, bottom, top = picture.get_extent()
+        assert (bottom - top) / (right - left) == pytest.approx(layer.grid[0] / layer.grid[1])
+    assert len({round(p.get_extent()[1] - p.get_extent()[0], 6) for p in pictures}) == 1  # one width
+    # tokens are named above the first row of each grid
+    heads = [word for word in texts(figure) if word.startswith("(")]
+    assert heads == [*map(str, wide), *map(str, small)]
+
+
+def test_pictures_of_several_grids_do_not_overlap() -> None:
+    net = nn.ModuleDict({"stages": nn.Sequential(*(Blocks(projection(g)) for g in ((2, 6), (6, 2), (1, 8))))})
+    figure = plot_filters(extract(net), tokens="center,grid:3", scale="picture")
+    rows: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+    for picture in figure.axes[0].images:
+        _, _, bottom, top = picture.get_extent()
+        rows.setdefault(picture.get_array().shape, []).append((top, bottom))
+    spans = [(min(top for top, _ in row), max(bottom for _, bottom in row)) for row in rows.values()]
+    assert all(bottom < top for (_, bottom), (top, _) in pairwise(spans))
+    assert spans[-1][1] < figure.axes[0].get_ylim()[0]
+
+
+def test_fewer_tokens_of_a_small_grid_make_a_shorter_row() -> None:
+    figure = plot_filters(extract(pyramid()), tokens="grid:4")
+    counts = Counter(picture.get_array().shape for picture in figure.axes[0].images)
+    assert counts == {(4, 6): 2 * 16, (2, 3): 6}
+
+
+def test_a_token_that_one_layer_does_not_have_names_it() -> None:
+    with pytest.raises(
+        ValueError, match=r"token \(3, 5\) lies outside .* 2 x 3 tokens of stages\.1\.blocks\.0\.mix"
+    ):
+        plot_filters(extract(pyramid()), tokens="3,5")
+    assert len(plot_filters(extract(pyramid()), layers=[0, 1], tokens="3,5").axes[0].images) == 2
+
+
+def test_kernels_and_curves_of_several_grids() -> None:
+    bank = extract(pyramid())
+    drawn = [image.get_array().shape for image in plot_kernels(bank).axes[0].images]
+    assert drawn == [(2 * h - 1, 2 * w - 1) for h, w in GRIDS]
+    expected = plot_stats(bank).axes[0].get_lines()[2]
+    assert expected.get_xydata().tolist() == [[row.block, row.toeplitz_share_random] for row in bank.stats()]
+    assert len(plot_stats(bank, layers=[0, 1]).axes[0].get_lines()[0].get_xydata()) == 2
+
+
+# -- kernels, and several maps in a block --------------------------------------------------------------------
+
+
+def test_kernels_of_largest_norm_are_drawn_in_a_row_a_layer() -> None:
+    bank = extract(Blocks(Kernels(9, (3, 5)), Kernels(9, (3, 5))))
+    figure = plot_kernels(bank, count=4)
+    chosen = [
+        (layer, k)
+        for layer in bank
+        for k in sorted(range(9), key=lambda k, layer=layer: -layer.weight[k].norm().item())[:4]
+    ]
+    pictures = figure.axes[0].images
+    for picture, frame, (layer, k) in zip(pictures, frames(figure), chosen, strict=True):
+        assert np.array_equal(picture.get_array(), layer.weight[k])
+        assert framed_cell(frame, picture) == pytest.approx((1, 2), abs=1e-6)
+    words = texts(figure)
+    assert words[0] == "kernels of largest norm, by number\nexp of it mixes"
+    assert [word for word in words if word.isdigit()] == [str(k) for _, k in chosen]
+    limit = max(abs(x) for x in bank[1].weight[[k for _, k in chosen[4:]]].flatten().tolist())
+    assert f"layer 1\n±{limit:.2g}" in words
+
+
+def test_kernels_stand_beside_mean_kernels() -> None:
+    bank = extract(Blocks(Kernels(2, (3, 3)), projection((2, 3))))
+    figure = plot_kernels(bank)
+    assert [image.get_array().shape for image in figure.axes[0].images] == [(3, 3), (3, 3), (3, 5)]
+    assert "mean kernel and the share of W that it explains" in texts(figure)[0]
+    assert f"{100 * bank.stats()[1].toeplitz_share:.0f} %" in texts(figure)
+
+
+def test_curves_of_kernels_are_those_that_kernels_have() -> None:
+    bank = extract(Blocks(Kernels(), Kernels()))
+    panels = plot_stats(bank).axes
+    assert [axes.get_title().split("\n")[0] for axes in panels] == [
+        *("mean distance looked at", "anisotropy", "effective rank", "rms of W", "rms of W / at init")
+    ]
+    dots = panels[0].get_lines()[0]
+    assert dots.get_xydata().tolist() == [[row.block, row.locality] for row in bank.stats()]
+
+
+def test_several_maps_of_a_block_are_told_apart() -> None:
+    bank = extract(Blocks(Heads(6), Heads(6)), grid=(2, 3))
+    labels = [word.rpartition("\n")[0] for word in texts(plot_filters(bank)) if word.startswith("layer")]
+    assert labels == [f"layer {i}\nhead{k}" for i in range(2) for k in range(2)]
+    dots, line = plot_stats(bank).axes[6].get_lines()
+    rms = [row.rms for row in bank.stats()]
+    assert dots.get_ydata().tolist() == rms
+    assert line.get_xydata().tolist() == [[0, (rms[0] + rms[1]) / 2], [1, (rms[2] + rms[3]) / 2]]
+
+
+def test_the_default_figure_is_one_that_the_bank_has_layers_for() -> None:
+    kernels = extract(Blocks(Kernels(3)))
+    assert len(plot(kernels).axes[0].images) == 3
+    with pytest.raises(ValueError, match="no layers of kind 'token', only 'kernel'"):
+        plot(kernels, "filters")
+    with pytest.raises(ValueError, match="the figure of kernels has no tokens to choose"):
+        plot(kernels, tokens="center")
+    assert len(plot(extract(Blocks(Kernels(3), projection((2, 3))))).axes[0].images) == 5
+
+
 def test_zero_is_drawn_as_zero(tmp_path: Path) -> None:
     model = tiny()
     for layer in projections(model):
@@ -188,11 +308,11 @@ def test_files_are_what_their_endings_say(
 def test_refusals(bank: FilterBank, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="scale is 'row'; expected one of figure, layer, picture"):
         plot_filters(bank, scale="row")
-    with pytest.raises(ValueError, match="scale is 'picture'; expected one of figure, layer"):
-        plot_kernels(bank, scale="picture")
+    with pytest.raises(ValueError, match="scale is 'row'; expected one of figure, layer, picture"):
+        plot_kernels(bank, scale="row")
     with pytest.raises(ValueError, match="no layer 7"):
         plot_filters(bank, layers=[7])
-    with pytest.raises(ValueError, match="outside the grid"):
+    with pytest.raises(ValueError, match=r"outside the grid of 4 x 6 tokens of blocks\.0\.mlp_channels"):
         plot_filters(bank, tokens=[(4, 0)])
     with pytest.raises(
         ValueError, match=r"ends in '\.gif'; a figure is written as one of \.pdf, \.png, \.svg"

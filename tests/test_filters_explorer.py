@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from tiny import perturb, projections, tiny
+from toy_networks import Blocks, projection, pyramid
 
 from gmlp_vision.filters import extract, measure, toeplitz_average, write_explorer
 from gmlp_vision.filters.explorer import quantise
@@ -51,21 +52,15 @@ def test_the_page_holds_the_bank(tmp_path: Path) -> None:
         errors.append(np.abs(weight - layer.matrix.numpy()).max())
         assert held["name"] == layer.name
         assert np.array_equal(numbers(held["bias"], "<f4"), layer.bias)
-        kernel = toeplitz_average(layer.matrix, bank.grid)
+        kernel = toeplitz_average(layer.matrix, layer.grid)
         assert np.array_equal(numbers(held["kernel"], "<f4").reshape(7, 11), kernel)
-        assert held["locality"] == row.locality == measure.locality(layer.matrix, bank.grid)
+        assert held["locality"] == row.locality == measure.locality(layer.matrix, layer.grid)
     assert 0 < max(errors) == pytest.approx(error) == pytest.approx(data["error"])
 
 
 def test_gmlp_b_fits_in_3_mb_and_the_docs_say_its_size(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)  # noise, which nothing could compress
-    shapes = {"weight": (196, 196), "bias": (196,)}
-    state = {
-        f"blocks.{i}.mlp_channels.gate.proj.{key}": torch.randn(shape, generator=generator)
-        for i in range(30)
-        for key, shape in shapes.items()
-    }
-    write_explorer(extract(state), tmp_path / "b.html")
+    network = Blocks(*(projection((14, 14)) for _ in range(30)))  # noise, which nothing could compress
+    write_explorer(extract(network), tmp_path / "b.html")
     size = (tmp_path / "b.html").stat().st_size
     assert size <= 3_000_000
     docs = Path(__file__).parents[1] / "docs/filters.md"
@@ -92,6 +87,18 @@ def test_a_mixer_shows_its_products(tmp_path: Path) -> None:
     bank = extract(perturb(timm.create_model("mixer_s32_224", img_size=(64, 96))))
     write_explorer(bank, tmp_path / "e.html")
     assert {x["note"] for x in data_of(tmp_path / "e.html")["layers"]} == {"ignores the non-linearity"}
+
+
+def test_layers_of_one_grid_are_chosen(tmp_path: Path) -> None:
+    bank = extract(pyramid())
+    told = r"has several: 4 x 6 \(layers 0,1\); 2 x 3 \(layers 2\)\. Choose .*bank\.select or --layers"
+    with pytest.raises(ValueError, match=told):
+        write_explorer(bank, tmp_path / "e.html")
+    assert list(tmp_path.iterdir()) == []
+    write_explorer(bank.select([2]), tmp_path / "e.html")
+    data = data_of(tmp_path / "e.html")
+    assert data["grid"] == [2, 3]
+    assert [layer["block"] for layer in data["layers"]] == [2]
 
 
 def test_an_image_is_put_in_small(tmp_path: Path) -> None:

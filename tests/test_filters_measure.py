@@ -87,6 +87,38 @@ def test_anisotropy_is_that_of_the_second_moment(grid: tuple[int, int], seed: in
         assert measure.anisotropy(weight, grid) == pytest.approx(slow, abs=1e-9)
 
 
+@given(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)), st.integers(0, 9))
+@settings(deadline=None, max_examples=30)
+def test_kernels_are_measured_from_their_centre(shape: tuple[int, int, int], seed: int) -> None:
+    kernels = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    _, h, w = shape
+    cells = [
+        (abs(kernel[r, c].item()), r - h // 2, c - w // 2)
+        for kernel in kernels
+        for r in range(h)
+        for c in range(w)
+    ]
+    slow = sum(m * math.hypot(dr, dc) for m, dr, dc in cells) / sum(m for m, _, _ in cells)
+    assert measure.kernel_locality(kernels) == pytest.approx(slow, abs=1e-12)
+    mean = sum(math.hypot(dr, dc) for _, dr, dc in cells) / len(cells)
+    assert measure.random_kernel_locality(kernels) == pytest.approx(mean, abs=1e-12)
+    rr, cc, rc = (sum(m * (dr * dr, dc * dc, dr * dc)[k] for m, dr, dc in cells) for k in range(3))
+    if (h, w) == (1, 1):
+        assert measure.kernel_anisotropy(kernels) is None
+    else:  # of a symmetric 2 x 2 matrix, the difference of the eigenvalues over their sum
+        slow = math.sqrt((rr - cc) ** 2 + 4 * rc**2) / (rr + cc)
+        assert measure.kernel_anisotropy(kernels) == pytest.approx(slow, abs=1e-9)
+
+
+def test_a_kernel_that_looks_one_down_two_right() -> None:
+    kernels = torch.zeros(2, 5, 7)
+    kernels[:, 2 + 1, 3 + 2] = torch.tensor([0.5, -3])
+    assert measure.kernel_locality(kernels) == pytest.approx(math.sqrt(5))
+    assert measure.kernel_anisotropy(kernels) == pytest.approx(1)
+    assert measure.kernel_locality(torch.zeros(2, 5, 7)) is None
+    assert measure.kernel_anisotropy(torch.zeros(2, 5, 7)) is None
+
+
 @given(st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(0, 9))
 @settings(deadline=None, max_examples=30)
 def test_effective_rank_is_the_exponential_of_an_entropy(shape: tuple[int, int], seed: int) -> None:

@@ -1,9 +1,10 @@
 """The statistics of a FilterBank as curves over depth."""
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from gmlp_vision.filters.bank import FilterBank
+from gmlp_vision.filters.bank import FilterBank, LayerStats
 from gmlp_vision.filters.sheet import COLUMN_WIDTH, FONT
 
 if TYPE_CHECKING:
@@ -19,37 +20,52 @@ PANELS = (
     ("rms", "rms of W"),
     ("moved", "rms of W / at init"),
 )
+DASHED: dict[str, Any] = {"color": "0.5", "linestyle": "--", "linewidth": 0.8}
 
 
-def plot_stats(bank: FilterBank, width: float = COLUMN_WIDTH) -> "Figure":
-    """The statistics of the 'token' layers over depth; dashed, what a random matrix would have.
+def plot_stats(
+    bank: FilterBank, layers: Iterable[int] | None = None, width: float = COLUMN_WIDTH
+) -> "Figure":
+    """The statistics of the 'token' and 'kernel' layers over depth; dashed, what random ones would have.
+
+    A dot is a layer; where a block has several, the line runs through their mean. A statistic that no layer
+    has gets no panel.
 
     Args:
-        bank: With at least one 'token' layer.
-        width: In inches; from 5 on the panels stand in two rows of four, below in four rows of two.
+        bank: With at least one 'token' or 'kernel' layer; others are left out.
+        layers: Block numbers, from 0; None for all.
+        width: In inches; from 5 on four panels stand in a row, below that two.
+
+    Raises:
+        ValueError: A layer that is not there.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    rows = bank.select(kind="token").stats()
-    shape = (2, 4) if width >= 5 else (4, 2)
-    figure = Figure(figsize=(width, 1.25 * shape[0] + 0.2), layout="constrained")
-    for axes, (field, title) in zip(figure.subplots(*shape).flat, PANELS, strict=True):
-        values = [getattr(row, field) for row in rows]
-        numbers = [math.nan if value is None else value for value in values]
-        axes.plot([row.block for row in rows], numbers, ".-", color="C0", linewidth=1, markersize=3)
-        baseline = getattr(rows[0], f"{field}_random", None)
-        if baseline is not None:
-            axes.axhline(baseline, color="0.5", linestyle="--", linewidth=0.8)
+    rows = bank.select(layers, ("token", "kernel")).stats()
+    blocks = [row.block for row in rows]
+    panels = [(x, title) for x, title in PANELS if any(getattr(row, x) is not None for row in rows)]
+    columns = 4 if width >= 5 else 2
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(width, 1.25 * lines + 0.2), layout="constrained")
+    for k, (field, title) in enumerate(panels):
+        axes = figure.add_subplot(lines, columns, k + 1, sharex=figure.axes[0] if k else None)
+        values = _column(rows, field)
+        axes.plot(blocks, values, ".", color="C0", markersize=3)
+        axes.plot(*_means(blocks, values), "-", color="C0", linewidth=1)
+        expected = [1.0] if field == "moved" else _column(rows, f"{field}_random")
+        if len(set(expected)) > 1:
+            axes.plot(*_means(blocks, expected), **DASHED)
+        elif not math.isnan(expected[0]):
+            axes.axhline(expected[0], **DASHED)
         if field == "moved":
-            axes.axhline(1, color="0.5", linestyle="--", linewidth=0.8)
             axes.set_yscale("log", subs=[])
-            decades = [math.log10(number) for number in [1, *numbers] if number > 0]
+            decades = [math.log10(value) for value in [1, *values] if value > 0]
             axes.set_ylim(10 ** math.floor(min(decades) - 0.1), 10 ** math.ceil(max(decades) + 0.1))
         elif field in ("toeplitz_share", "anisotropy", "symmetry"):
             axes.set_ylim(0, 1)
         else:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.05 * max([value for value in [*values, *expected] if value > 0], default=1))
         axes.set_title(title, fontsize=FONT)
         axes.tick_params(labelsize=FONT - 1, length=2)
         axes.yaxis.get_offset_text().set_fontsize(FONT - 1)
@@ -57,3 +73,17 @@ def plot_stats(bank: FilterBank, width: float = COLUMN_WIDTH) -> "Figure":
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("layer", fontsize=FONT)
     return figure
+
+
+def _column(rows: Sequence[LayerStats], field: str) -> list[float]:
+    """One number a layer; the one `math.nan` where it is not defined."""
+    values = (getattr(row, field, None) for row in rows)
+    return [math.nan if value is None else value for value in values]
+
+
+def _means(blocks: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Each block, and the mean over its layers."""
+    layers: dict[int, list[float]] = {}
+    for block, value in zip(blocks, values, strict=True):
+        layers.setdefault(block, []).append(value)
+    return list(layers), [sum(numbers) / len(numbers) for numbers in layers.values()]

@@ -1,7 +1,8 @@
-"""What a token operator looks like, in numbers.
+"""What a token operator, or a set of kernels, looks like in numbers.
 
 Shapes: N = H * W tokens in row-major order; W[i, j] is what output token i takes from input token j.
-Distances are Euclidean, in tokens. Sums run over all i and j, in float64.
+R kernels K of (h, w) offsets; K[r, h // 2, w // 2] is what a token takes from itself.
+Distances are Euclidean, in tokens. Sums run over all entries, in float64.
 """
 
 import torch
@@ -57,15 +58,22 @@ def locality(weight: torch.Tensor, grid: tuple[int, int]) -> float | None:
 
     None for W = 0.
     """
-    w = _checked(weight, grid).abs()
-    if not w.any():
-        return None
-    return ((w * _steps(grid).norm(dim=-1)).sum() / w.sum()).item()
+    return _mean_distance(_checked(weight, grid), _steps(grid))
+
+
+def kernel_locality(kernels: torch.Tensor) -> float | None:
+    """`locality` of (R, h, w) kernels: the mean distance of |K| from the centre. None for K = 0."""
+    return _mean_distance(_finite(kernels), _offsets_of_kernel(kernels))
 
 
 def random_locality(grid: tuple[int, int]) -> float:
     """`locality` to expect of a random W, and that of a constant one: the mean of d(i, j) over all pairs."""
     return _steps(grid).norm(dim=-1).mean().item()
+
+
+def random_kernel_locality(kernels: torch.Tensor) -> float:
+    """`kernel_locality` to expect of random kernels of this shape: the mean distance of an offset."""
+    return _offsets_of_kernel(kernels).norm(dim=-1).mean().item()
 
 
 def anisotropy(weight: torch.Tensor, grid: tuple[int, int]) -> float | None:
@@ -75,13 +83,12 @@ def anisotropy(weight: torch.Tensor, grid: tuple[int, int]) -> float | None:
 
     None where W has no mass off its diagonal.
     """
-    w = _checked(weight, grid).abs()
-    steps = _steps(grid)
-    moment = torch.einsum("ij,ijp,ijq->pq", w, steps, steps)
-    if moment.trace() <= 0:
-        return None
-    small, large = torch.linalg.eigvalsh(moment).clamp(min=0)
-    return ((large - small) / (large + small)).item()
+    return _preferred_direction(_checked(weight, grid), _steps(grid))
+
+
+def kernel_anisotropy(kernels: torch.Tensor) -> float | None:
+    """`anisotropy` of (R, h, w) kernels taken together. None where they have no mass off their centre."""
+    return _preferred_direction(_finite(kernels).abs().sum(0), _offsets_of_kernel(kernels))
 
 
 def diagonal_share(weight: torch.Tensor) -> float | None:
@@ -122,6 +129,21 @@ def rms(weight: torch.Tensor) -> float:
 # -- pieces --------------------------------------------------------------------------------------------------
 
 
+def _mean_distance(weight: torch.Tensor, steps: torch.Tensor) -> float | None:
+    """Of the steps (..., 2), weighted by |weight| (..., or with more dimensions before)."""
+    mass = weight.abs()
+    return ((mass * steps.norm(dim=-1)).sum() / mass.sum()).item() if mass.any() else None
+
+
+def _preferred_direction(weight: torch.Tensor, steps: torch.Tensor) -> float | None:
+    """As `anisotropy` has it, of the steps (h, w, 2) weighted by |weight| (h, w)."""
+    moment = torch.einsum("ij,ijp,ijq->pq", weight.abs(), steps, steps)
+    if moment.trace() <= 0:
+        return None
+    small, large = torch.linalg.eigvalsh(moment).clamp(min=0)
+    return ((large - small) / (large + small)).item()
+
+
 def _finite(weight: torch.Tensor) -> torch.Tensor:
     w = weight.detach().to("cpu", torch.float64)
     bad = int((~w.isfinite()).sum())
@@ -145,9 +167,20 @@ def _checked(weight: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
 
 def _steps(grid: tuple[int, int]) -> torch.Tensor:
     """position(j) - position(i), (N, N, 2)."""
-    axes = torch.meshgrid(*(torch.arange(size, dtype=torch.float64) for size in grid), indexing="ij")
-    position = torch.stack(axes, dim=-1).flatten(0, 1)
+    position = _positions(grid).flatten(0, 1)
     return position[None, :] - position[:, None]
+
+
+def _offsets_of_kernel(kernels: torch.Tensor) -> torch.Tensor:
+    """From the centre, (h, w, 2)."""
+    h, w = kernels.shape[1:]
+    return _positions((h, w)) - torch.tensor([h // 2, w // 2])
+
+
+def _positions(grid: tuple[int, int]) -> torch.Tensor:
+    """Row and column of every cell, (H, W, 2)."""
+    axes = torch.meshgrid(*(torch.arange(size, dtype=torch.float64) for size in grid), indexing="ij")
+    return torch.stack(axes, dim=-1)
 
 
 def _offsets(grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from gmlp_vision.atomic import replace_file
+from gmlp_vision.filters.options import check_ending
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = (".pdf", ".png", ".svg")
+FIGURE_FILES = (".pdf", ".png", ".svg")
 COLOURS = "RdBu_r"  # diverging, with white at 0, and told apart by the colour-blind
 COLUMN_WIDTH = 3.25  # inches, of a column in a two-column paper
 TILE = 0.5  # inches, the least width of a picture
@@ -33,6 +34,10 @@ class Picture:
     caption: str
     mark: tuple[int, int] | None
 
+    def height(self, width: float) -> float:
+        """At this width, for square cells."""
+        return width * self.values.shape[0] / self.values.shape[1]
+
 
 def draw_sheet(
     rows: Sequence[Sequence[Picture]],
@@ -42,10 +47,10 @@ def draw_sheet(
     title: str = "",
     width: float | None = None,
 ) -> "Figure":
-    """Pictures in rows, all of one size, over one colour bar.
+    """Pictures in rows, all of one width and each of its own shape, over one colour bar.
 
     Args:
-        rows: The pictures; a row may be shorter than the first.
+        rows: The pictures; some rows may be shorter.
         labels: One a row, at its left; empty ones take no room.
         bar: What the colours mean.
         bar_limit: The value at the ends of the colour bar.
@@ -58,26 +63,29 @@ def draw_sheet(
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
 
-    columns = len(rows[0])
+    columns = max(map(len, rows))
     left = 0.62 if any(labels) else 0.05
     if width is None:
         width = max(COLUMN_WIDTH, left + 0.05 + columns * (TILE + GAP))
     tile_w = (width - left - 0.05) / columns - GAP
-    tile_h = tile_w * rows[0][0].values.shape[0] / rows[0][0].values.shape[1]
     heads = [max(LINE * len(picture.caption.splitlines()) for picture in row) for row in rows]
+    maps = [
+        max(LINE * len(label.splitlines()), *(picture.height(tile_w) for picture in row))
+        for row, label in zip(rows, labels, strict=True)
+    ]
     top = 0.03 + LINE * len(title.splitlines())
-    height = top + sum(heads) + len(rows) * (tile_h + GAP) + 0.4
+    height = top + sum(heads) + sum(maps) + len(rows) * GAP + 0.4
 
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     middle = (left + width - GAP) / 2
     axes.text(middle, top - 0.03, title, ha="center", va="bottom", fontsize=FONT)
     y = top
-    for row, label, head in zip(rows, labels, heads, strict=True):
+    for row, label, head, tall in zip(rows, labels, heads, maps, strict=True):
         y += head
-        axes.text(left - GAP, y + tile_h / 2, label, ha="right", va="center", fontsize=FONT, linespacing=1.3)
+        axes.text(left - GAP, y + tall / 2, label, ha="right", va="center", fontsize=FONT, linespacing=1.3)
         for column, picture in enumerate(row):
-            x = left + column * (tile_w + GAP)
+            x, tile_h = left + column * (tile_w + GAP), picture.height(tile_w)
             axes.imshow(
                 picture.values.numpy(),
                 cmap=COLOURS,
@@ -96,7 +104,7 @@ def draw_sheet(
             frame = Rectangle(corner, cell_w, cell_h, fill=False, linewidth=0.5, edgecolor="black")
             frame.set_path_effects([withStroke(linewidth=1.0, foreground="white")])  # seen on dark cells too
             axes.add_patch(frame)
-        y += tile_h + GAP
+        y += tall + GAP
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
 
@@ -127,12 +135,7 @@ def save_figure(figure: "Figure", path: str | Path, dpi: int = 300) -> None:
     """
     import matplotlib
 
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(
-            f"{str(path)!r} ends in {path.suffix!r}; a figure is written as one of {', '.join(FORMATS)}"
-        )
-    kind = path.suffix[1:].lower()
+    kind = check_ending(path, FIGURE_FILES, "a figure is")[1:]
     # No date and no random ids: the same figure is the same file. Text stays text: selectable in a PDF (Type
     # 42), set in the reader's font in an SVG.
     dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from gmlp_vision.atomic import replace_file
 from gmlp_vision.filters.bank import LayerStats
+from gmlp_vision.filters.options import check_ending
 
+STATS_FILES = (".csv", ".json")
 COLUMNS = (
     ("layer", "block"),
     ("moved", "moved"),
@@ -26,12 +28,17 @@ COLUMNS = (
 
 
 def format_stats(stats: Sequence[LayerStats]) -> str:
-    """A table for people, a line a layer, 3 digits; '-' where a statistic is not defined."""
-    rows = [[*(title for title, _ in COLUMNS), "name"]]
+    """A table for people, a line a layer, 3 digits; '-' where a statistic is not defined.
+
+    The grid has a column where the layers have more than one.
+    """
+    several = len({layer.grid for layer in stats}) > 1
+    columns = [COLUMNS[0], ("grid", "grid"), *COLUMNS[1:]] if several else COLUMNS
+    rows = [[*(title for title, _ in columns), "name"]]
     for layer in stats:
         name = f"{layer.name} ({layer.note})" if layer.note else layer.name
-        rows.append([*(_cell(getattr(layer, field)) for _, field in COLUMNS), name])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+        rows.append([*(_cell(getattr(layer, field)) for _, field in columns), name])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     lines = []
     for *cells, name in rows:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
@@ -62,23 +69,21 @@ def write_stats(stats: Sequence[LayerStats], path: str | Path) -> None:
         ValueError: Another ending.
         OSError: The folder is not there or cannot be written.
     """
-    path = Path(path)
+    ending = check_ending(path, STATS_FILES, "statistics are")
     rows = [asdict(row) for row in stats]
-    if path.suffix.lower() == ".csv":
+    if ending == ".csv":
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, [field.name for field in fields(LayerStats)])
         writer.writeheader()
         writer.writerows(rows)
         data = text.getvalue()
-    elif path.suffix.lower() == ".json":
-        data = json.dumps(rows, indent=1, allow_nan=False) + "\n"
     else:
-        raise ValueError(f"{str(path)!r} ends in {path.suffix!r}; statistics are written as .csv or .json")
+        data = json.dumps(rows, indent=1, allow_nan=False) + "\n"
     with replace_file(path) as temporary:
         temporary.write_bytes(data.encode())
 
 
-def _cell(value: float | int | None) -> str:
+def _cell(value: float | int | str | None) -> str:
     if value is None:
         return "-"
-    return str(value) if isinstance(value, int) else f"{value:.3g}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

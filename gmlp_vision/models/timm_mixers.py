@@ -1,20 +1,23 @@
 """Mixer of timm: MLP-Mixer, gMixer and ResMLP. timm registers them; here their files are read and shown.
 
-Shapes: N tokens, D width, K hidden units over tokens, E hidden width.
+Shapes: N = H * W tokens in row-major order, D width, K hidden units over tokens, E hidden width.
 
-timm's gMLP is not among them, since a file of it holds the tensors of ours.
+timm's gMLP is among them only by what its layers hold, since a file of it holds the tensors of ours.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.layers import GluMlp
-from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
+from timm.layers import GluMlp, Mlp
+from timm.models.mlp_mixer import Affine, MixerBlock, MlpMixer, ResBlock, SpatialGatingUnit
 from torch import nn
 
 from gmlp_vision.checkpoints.families import ratio_of
 from gmlp_vision.checkpoints.names import Layout, Row, Target
+from gmlp_vision.layers.ask import Operator, operators
+from gmlp_vision.layers.resample import Grid
 
 # Patch, blocks and width, from timm's own entrypoints.
 SIZES: dict[str, dict[str, Any]] = {
@@ -100,3 +103,59 @@ LAYOUTS = {
         marks=("patch_embed.proj.weight", "blocks.0.attn.weight", "blocks.0.gamma_1"),
     ),
 }
+
+
+@operators.register
+def _of_spatial_gating_unit(unit: SpatialGatingUnit, grid_size: Grid | None) -> list[Operator]:
+    return [Operator("proj", "token", unit.proj.weight, unit.proj.bias, init_std=1e-6)]
+
+
+@operators.register
+def _of_res_block(block: ResBlock, grid_size: Grid | None) -> list[Operator]:
+    weight = block.linear_tokens.weight
+    return [Operator("linear_tokens", "token", weight, block.linear_tokens.bias, _xavier_std(weight))]
+
+
+@operators.register
+def _of_mixer_block(block: MixerBlock, grid_size: Grid | None) -> list[Operator]:
+    """Two layers over tokens, a non-linearity between: fc1 (K, N), or (2K, N) in a GluMlp, and fc2 (N, K)."""
+    mlp = block.mlp_tokens
+    if not isinstance(mlp, Mlp | GluMlp):
+        return []
+    reads, reads_bias, reads_std = mlp.fc1.weight, mlp.fc1.bias, _xavier_std(mlp.fc1.weight)
+    writes, writes_bias, writes_std = mlp.fc2.weight, mlp.fc2.bias, _xavier_std(mlp.fc2.weight)
+    k = writes.shape[1]
+    if isinstance(mlp, GluMlp):
+        # One half is the value; the other goes through the activation and gates it. timm starts the second
+        # near zero, whichever it is.
+        halves = [
+            (reads[rows], None if reads_bias is None else reads_bias[rows], std)
+            for rows, std in ((slice(k), reads_std), (slice(k, None), 1e-6))
+        ]
+        value, gate = halves if mlp.gate_last else halves[::-1]
+        reads, reads_bias, reads_std = value
+        hidden = [
+            Operator("mlp_tokens.fc1.value", "hidden", *value, note="value half"),
+            Operator("mlp_tokens.fc1.gate", "hidden", *gate, note="gate half"),
+        ]
+    else:
+        hidden = [Operator("mlp_tokens.fc1", "hidden", reads, reads_bias, reads_std)]
+    note = "transposed: where a hidden unit writes"
+    hidden.append(Operator("mlp_tokens.fc2", "hidden", writes.T, writes_bias, writes_std, note))
+    bias = None
+    if reads_bias is not None and writes_bias is not None:
+        bias = writes.double() @ reads_bias.double() + writes_bias.double()
+    product = Operator(
+        "mlp_tokens.product",
+        "token",
+        writes.double() @ reads.double(),
+        bias,
+        init_std=math.sqrt(k) * reads_std * writes_std,
+        note="ignores the non-linearity",
+    )
+    return [*hidden, product]
+
+
+def _xavier_std(weight: torch.Tensor) -> float:
+    """Of nn.init.xavier_uniform_, with which timm starts these (Glorot and Bengio 2010, equation 16)."""
+    return math.sqrt(2 / (weight.shape[0] + weight.shape[1]))

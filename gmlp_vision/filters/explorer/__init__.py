@@ -16,7 +16,9 @@ import torch
 from gmlp_vision.atomic import replace_file
 from gmlp_vision.filters.bank import FilterBank, FilterLayer
 from gmlp_vision.filters.measure import toeplitz_average
+from gmlp_vision.filters.options import check_ending
 
+PAGE_FILES = (".html", ".htm")
 STEPS = 127  # of an 8-bit integer to either side of 0
 PHOTO_SIDE = 512  # pixels
 
@@ -28,7 +30,7 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
     states the error.
 
     Args:
-        bank: With at least one 'token' layer; others are left out.
+        bank: With at least one 'token' layer, and all of them on one grid; other kinds are left out.
         path: Of the page, .html.
         image: A picture to lay under the grid, cut to its shape around the middle; the page can take another.
 
@@ -36,17 +38,25 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
         The largest error of a weight in the page.
 
     Raises:
-        ValueError: No 'token' layer, or another ending than .html.
+        ValueError: No 'token' layer, layers of several grids, or another ending than .html.
         OSError: The folder cannot be written, or the image cannot be read.
     """
-    path = Path(path)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{str(path)!r} ends in {path.suffix!r}; the page is written as .html")
-    layers = [_layer(layer) for layer in bank.select(kind="token").layers]
+    check_ending(path, PAGE_FILES, "the page is")
+    bank = bank.select(kind="token")
+    grids: dict[tuple[int, int], list[str]] = {}
+    for layer in bank:
+        grids.setdefault(layer.grid, []).append(str(layer.block))
+    if len(grids) > 1:
+        told = "; ".join(f"{h} x {w} (layers {','.join(blocks)})" for (h, w), blocks in grids.items())
+        raise ValueError(
+            f"the page shows layers of one grid, and {bank.source} has several: {told}. Choose layers of "
+            "one, with bank.select or --layers"
+        )
+    layers = [_layer(layer) for layer in bank]
     error = max(layer["error"] for layer in layers)
     data = {
         "source": bank.source,
-        "grid": bank.grid,
+        "grid": bank[0].grid,
         "grid_source": bank.grid_source,
         "steps": STEPS,
         "error": error,
