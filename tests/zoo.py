@@ -1,0 +1,115 @@
+"""One row a class of blocks: what is known of it beside its code. tests/test_zoo.py runs over the rows."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+TINY = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
+
+Tensors = Mapping[str, torch.Tensor]
+Resize = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A class of blocks.
+
+    Attributes:
+        names: The registered names that have it, and their exact numbers of parameters. The first stands for
+            all where one is enough.
+        tiny: What a small model of it takes beside TINY.
+        equation: The block written out, in float64: its parameters and the tokens (H, W, D) of one image to
+            tokens.
+        resize: 'resampled' if it has parameters that belong to a grid and go to others, 'fixed' if they
+            cannot, 'free' if it has none.
+        law: For 'resampled', asserts what the rule claims: parameters of a block before, after, and R, the
+            bicubic resize of (n, ...) token maps to a larger grid.
+        filters: The kinds of operators over tokens that it has to show.
+        released: The shapes of some tensors of files that others released, by our names.
+    """
+
+    names: dict[str, int]
+    equation: Callable[[Tensors, torch.Tensor], torch.Tensor]
+    resize: Literal["resampled", "fixed", "free"]
+    filters: set[str]
+    tiny: dict[str, Any] = field(default_factory=dict)
+    law: Callable[[Tensors, Tensors, Resize], None] | None = None
+    released: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return next(iter(self.names))
+
+
+def tiny_kwargs(name: str) -> dict[str, Any]:
+    """The arguments that make a small model of a registered name."""
+    return {**TINY, **row_of(name).tiny}
+
+
+def row_of(name: str) -> Row:
+    return next(row for row in ROWS if name in row.names)
+
+
+# -- pieces of the equations ------------------------------------------------------------------------------
+
+
+def norm(x: torch.Tensor, p: Tensors, name: str, eps: float = 1e-6) -> torch.Tensor:
+    centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    variance = (centred**2).sum(-1, keepdim=True) / x.shape[-1]
+    return centred / (variance + eps).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def linear(x: torch.Tensor, p: Tensors, name: str) -> torch.Tensor:
+    return torch.einsum("...c,dc->...d", x, p[f"{name}.weight"]) + p[f"{name}.bias"]
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+def places(x: torch.Tensor) -> list[tuple[int, int]]:
+    """(row, column) of the tokens of (H, W, D), in order."""
+    return [(i, j) for i in range(x.shape[0]) for j in range(x.shape[1])]
+
+
+# -- gMLP -------------------------------------------------------------------------------------------------
+
+
+def gmlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    z = gelu(linear(norm(x, p, "norm"), p, "mlp_channels.fc1"))
+    half = z.shape[-1] // 2
+    z2 = norm(z[..., half:], p, "mlp_channels.gate.norm", eps=1e-5)
+    w, b = p["mlp_channels.gate.proj.weight"], p["mlp_channels.gate.proj.bias"]
+    gate = torch.zeros_like(z2)
+    for t, here in enumerate(places(x)):
+        gate[here] = b[t] + sum(w[t, s] * z2[there] for s, there in enumerate(places(x)))
+    return x + linear(z[..., :half] * gate, p, "mlp_channels.fc2")
+
+
+def operator_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """``W' R = R W`` and ``b' = R b``."""
+    n = before["mlp_channels.gate.proj.weight"].shape[0]
+    r = resize(torch.eye(n, dtype=torch.float64))
+    w, b = (before[f"mlp_channels.gate.proj.{key}"] for key in ("weight", "bias"))
+    torch.testing.assert_close(after["mlp_channels.gate.proj.weight"] @ r, r @ w, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(after["mlp_channels.gate.proj.bias"], r @ b, atol=1e-12, rtol=1e-10)
+
+
+ROWS = [
+    Row(
+        names={
+            "gmlp_ti16": 5_867_328,
+            "gmlp_s16": 19_422_656,
+            "gmlp_b16": 73_075_392,
+            "gmlp_pico4": 1_236_106,
+        },
+        equation=gmlp,
+        resize="resampled",
+        law=operator_law,
+        filters={"token"},
+    ),
+]
+
+CONTRACT_NAMES = [str(row) for row in ROWS]
