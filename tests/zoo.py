@@ -69,6 +69,18 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
+def two_branches(
+    mixer: Callable[[Tensors, torch.Tensor], torch.Tensor],
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The equation of a MixMlpBlock with this mixer."""
+
+    def equation(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        x = x + mixer(p, norm(x, p, "norm1"))
+        return x + linear(gelu(linear(norm(x, p, "norm2"), p, "mlp.fc1")), p, "mlp.fc2")
+
+    return equation
+
+
 def places(x: torch.Tensor) -> list[tuple[int, int]]:
     """(row, column) of the tokens of (H, W, D), in order."""
     return [(i, j) for i in range(x.shape[0]) for j in range(x.shape[1])]
@@ -97,6 +109,23 @@ def operator_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     torch.testing.assert_close(after["mlp_channels.gate.proj.bias"], r @ b, atol=1e-12, rtol=1e-10)
 
 
+# -- S2-MLP -----------------------------------------------------------------------------------------------
+
+
+@two_branches
+def s2mlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    x = gelu(linear(x, p, "mixer.fc1"))
+    rows, columns, width = x.shape
+    moved = torch.empty_like(x)
+    for i, j in places(x):
+        sources = [(i, j - 1), (i, j + 1), (i - 1, j), (i + 1, j)]
+        for group, (k, l) in enumerate(sources):  # noqa: E741
+            inside = 0 <= k < rows and 0 <= l < columns
+            channels = slice(group * width // 4, (group + 1) * width // 4)
+            moved[i, j, channels] = x[k, l, channels] if inside else x[i, j, channels]
+    return linear(moved, p, "mixer.fc2")
+
+
 ROWS = [
     Row(
         names={
@@ -109,6 +138,12 @@ ROWS = [
         resize="resampled",
         law=operator_law,
         filters={"token"},
+    ),
+    Row(
+        names={"s2mlp_wide": 72_242_920, "s2mlp_deep": 53_918_056},
+        equation=s2mlp,
+        resize="free",
+        filters=set(),
     ),
 ]
 
