@@ -126,6 +126,55 @@ def s2mlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     return linear(moved, p, "mixer.fc2")
 
 
+# -- AFT --------------------------------------------------------------------------------------------------
+
+
+def aft(
+    log_weight: Callable[[Tensors, torch.Tensor, tuple[int, int], tuple[int, int]], Any],
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The mixer, from w: (parameters, tokens, place of t, place of t') to a number, or to one a channel."""
+
+    def mixer(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (linear(x, p, f"mixer.{name}") for name in "qkv")
+        k = k.repeat_interleave(v.shape[-1] // k.shape[-1], dim=-1)  # a channel of K for each of its head
+        y = torch.empty_like(v)
+        for t in places(x):
+            weights = {s: torch.exp(k[s] + log_weight(p, x, t, s)) for s in places(x)}
+            y[t] = sum(weights[s] * v[s] for s in places(x)) / sum(weights[s] for s in places(x))
+        return linear(y / (1 + torch.exp(-q)), p, "mixer.proj")
+
+    return mixer
+
+
+def of_pairs(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    columns = x.shape[1]
+    u, v = p["mixer.pairs.u"], p["mixer.pairs.v"]
+    return (u[t[0] * columns + t[1]] * v[s[0] * columns + s[1]]).sum()
+
+
+def of_near_pairs(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> Any:
+    return of_pairs(p, x, t, s) if max(abs(t[0] - s[0]), abs(t[1] - s[1])) < 2 else 0.0
+
+
+def of_offsets(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> Any:
+    taps = p["mixer.weight"].flatten(1)
+    deviations = taps - taps.mean(1, keepdim=True)
+    taps = deviations / (deviations**2).mean(1, keepdim=True).sqrt()
+    kernels = p["mixer.gain"][:, None] * taps + p["mixer.bias"][:, None]
+    side = p["mixer.weight"].shape[1]
+    i, j = s[0] - t[0] + side // 2, s[1] - t[1] + side // 2
+    if not (0 <= i < side and 0 <= j < side):
+        return 0.0
+    heads = kernels.unflatten(1, (side, side))[:, i, j]
+    return heads.repeat_interleave(x.shape[-1] // len(heads))
+
+
+def factor_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """``u' = R u`` and ``v' = R v``, so ``w' = R w R^T``."""
+    for name in ("mixer.pairs.u", "mixer.pairs.v"):
+        torch.testing.assert_close(after[name], resize(before[name]), atol=1e-12, rtol=1e-10)
+
+
 ROWS = [
     Row(
         names={
@@ -144,6 +193,34 @@ ROWS = [
         equation=s2mlp,
         resize="free",
         filters=set(),
+    ),
+    Row(
+        names={"aft_full_s16": 22_576_744, "aft_full_ti16": 6_281_512},
+        equation=two_branches(aft(of_pairs)),
+        resize="resampled",
+        law=factor_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"aft_simple_s16": 21_974_632},
+        equation=two_branches(aft(lambda *_: 0.0)),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"aft_local_s16": 22_576_744},
+        tiny={"reach": 2},
+        equation=two_branches(aft(of_near_pairs)),
+        resize="resampled",
+        law=factor_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"aft_conv_s16": 20_298_088, "aft_conv_ti16": 5_356_072},
+        tiny={"heads": 4, "kernel_size": 5},
+        equation=two_branches(aft(of_offsets)),
+        resize="free",
+        filters={"kernel"},
     ),
 ]
 
