@@ -4,6 +4,7 @@ Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, D wid
 """
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Any, cast
 
@@ -34,13 +35,14 @@ class Isotropic(Trunk):
         patch_size: Height and width of a patch in pixels, as int or (H, W).
         embed_dim: D, the width of a token.
         depth: Number of blocks.
+        stem_norm: Whether a LayerNorm follows the patch embedding.
         pos_embed: Whether a learned vector is added to each token.
         class_token: Whether a learned token stands before those of the image.
         drop_rate: Dropout before the head, in [0, 1).
         drop_path_rate: Stochastic depth: probability that a sample skips a block, in [0, 1).
         drop_path_rule: 'linear' ramps it from 0 at the first block to `drop_path_rate` at the last;
             'constant' gives it to every block, as timm's mixers do.
-        norm_eps: eps of the blocks' and the final LayerNorm.
+        norm_eps: eps of the LayerNorms of the blocks, of the final one and of the stem's.
         final_norm: Whether a LayerNorm follows the last block.
         dynamic_img_size: Whether each call may have its own image size, which the patch must divide. A model
             without layers that belong to a grid takes any size without it.
@@ -66,6 +68,7 @@ class Isotropic(Trunk):
         global_pool: str = "avg",
         img_size: int | tuple[int, int] = 224,
         patch_size: int | tuple[int, int] = 16,
+        stem_norm: bool = False,
         pos_embed: bool = False,
         class_token: bool = False,
         drop_rate: float = 0.0,
@@ -95,8 +98,15 @@ class Isotropic(Trunk):
         self.norm_eps = norm_eps
         self.block_args = {**default_args(block), **own}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        norm = partial(nn.LayerNorm, eps=norm_eps)
         self.stem = PatchEmbed(
-            to_2tuple(img_size), to_2tuple(patch_size), in_chans, embed_dim, output_fmt="NHWC", **dd
+            to_2tuple(img_size),
+            to_2tuple(patch_size),
+            in_chans,
+            embed_dim,
+            norm_layer=norm if stem_norm else None,
+            output_fmt="NHWC",
+            **dd,
         )
         grid_size = self.stem.grid_size
         self.pos_embed = PositionTable(grid_size, embed_dim, **dd) if pos_embed else nn.Identity()
@@ -110,7 +120,7 @@ class Isotropic(Trunk):
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction} for i in range(depth)
         ]
-        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps, **dd) if final_norm else nn.Identity()
+        self.norm = norm(embed_dim, **dd) if final_norm else nn.Identity()
         self.finish_building(device, dtype)
         self.stem.strict_img_size = self.fixed_input_size
 

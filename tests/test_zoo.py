@@ -1,0 +1,183 @@
+"""Every family against what tests/zoo.py knows of it."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from tiny import images, perturb, same
+from torch import nn
+from torch.nn import functional
+from zoo import ROWS, Row, tiny_kwargs
+
+import gmlp_vision  # noqa: F401  registers the names
+from gmlp_vision.export import export_model
+from gmlp_vision.layers.ask import operators
+
+every_row = pytest.mark.parametrize("row", ROWS, ids=str)
+every_name = pytest.mark.parametrize("name", [name for row in ROWS for name in row.names])
+
+
+def build(row: Row, **kwargs: object) -> nn.Module:
+    """A small model of the row's first name, perturbed, in eval mode, on a grid that is not square."""
+    kwargs = {**tiny_kwargs(str(row)), "depth": 1, "img_size": (24, 32), **kwargs}
+    return perturb(timm.create_model(str(row), **kwargs)).eval()
+
+
+def batch(*size: int) -> torch.Tensor:
+    """For such a model: 3 x 4 tokens, unless told otherwise."""
+    return images(2, 3, *(size or (24, 32)))
+
+
+# -- names ------------------------------------------------------------------------------------------------
+
+
+def test_every_registered_name_has_one_row() -> None:
+    ours = [n for n in timm.list_models() if timm.model_entrypoint(n).__module__.startswith("gmlp_vision.")]
+    assert sorted(ours) == sorted(name for row in ROWS for name in row.names)
+
+
+@every_name
+def test_parameters_and_what_the_cfg_says(name: str) -> None:
+    model = timm.create_model(name, device="meta")
+    (row,) = (row for row in ROWS if name in row.names)
+    assert sum(p.numel() for p in model.parameters()) == row.names[name]
+    cfg = timm.get_pretrained_cfg(name)
+    assert cfg.fixed_input_size is model.fixed_input_size is (row.resize != "free")
+    assert (cfg.first_conv, cfg.classifier) == (model.first_conv, model.classifier)
+    assert cfg.paper_ids.startswith("arXiv:")
+    assert cfg.paper_name
+    assert not (cfg.url and cfg.tag == "untrained")
+
+
+# -- the paper --------------------------------------------------------------------------------------------
+
+
+@every_row
+def test_block_is_its_equation(row: Row) -> None:
+    block = build(row).double().blocks[0]
+    x = images(3, 4, 16).double()
+    with torch.no_grad():
+        y = block(x.unsqueeze(0))[0]
+        expected = row.equation(dict(block.named_parameters()), x)
+    mixed = y - x
+    assert mixed.std() > 0.01
+    torch.testing.assert_close(y, expected, atol=1e-10 * mixed.abs().max().item(), rtol=0)
+
+
+@every_row
+def test_operators(row: Row) -> None:
+    model = build(row)
+    found = [operator for module in model.modules() for operator in operators(module, (3, 4))]
+    assert {operator.kind for operator in found} == row.filters
+    for operator in found:
+        assert operator.weight.std() > 1e-3
+        assert operator.weight.shape[1:].numel() == 12 or operator.kind == "kernel"
+    sentences = [m.NO_OPERATOR for m in model.modules() if hasattr(m, "NO_OPERATOR")]
+    assert bool(sentences) is not bool(found)
+
+
+# -- image sizes ------------------------------------------------------------------------------------------
+
+
+def resize(values: torch.Tensor) -> torch.Tensor:
+    """(12, ...) on a 3 x 4 grid to (24, ...) on 4 x 6."""
+    maps = values.reshape(1, 3, 4, -1).permute(0, 3, 1, 2)
+    grown = functional.interpolate(maps, (4, 6), mode="bicubic", align_corners=False)
+    return grown.permute(0, 2, 3, 1).reshape(24, *values.shape[1:])
+
+
+@every_row
+def test_another_image_size(row: Row) -> None:
+    model, dynamic = build(row).double(), build(row, dynamic_img_size=True).double()
+    dynamic.load_state_dict(model.state_dict())
+    before = dict(model.blocks[0].named_parameters())
+    x = batch(32, 48).double()
+    if row.resize == "fixed":
+        with pytest.raises(ValueError, match=r"\w+ \w+"):
+            model.set_input_size((32, 48))
+        return
+    if row.resize == "resampled":
+        with pytest.raises(ValueError, match="32 x 48"):
+            model(x)
+    else:
+        same(model(x), dynamic(x))
+    y = dynamic(x)
+    model.set_input_size((32, 48))
+    same(model(x), y)
+    if row.law is None:
+        assert all(p is before[name] for name, p in model.blocks[0].named_parameters())
+    else:
+        row.law(before, dict(model.blocks[0].named_parameters()), resize)
+    model.set_input_size((24, 32))
+    assert model(batch().double()).shape == (2, 5)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------
+
+
+@every_row
+def test_bf16(row: Row) -> None:
+    model, x = build(row, depth=3), batch()
+    expected = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(x)
+    for logits in (mixed, model.bfloat16()(x.bfloat16())):
+        assert logits.dtype == torch.bfloat16
+        assert 0 < (logits - expected).norm() / expected.norm() < 0.03
+
+
+@every_row
+def test_every_parameter_learns_and_a_step_lowers_the_loss(row: Row) -> None:
+    model, x, classes = build(row).train(), batch(), torch.tensor([1, 3])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss = functional.cross_entropy(model(x), classes)
+    loss.backward()
+    for name, p in model.named_parameters():
+        assert p.grad.abs().max() > 0, name
+    optimizer.step()
+    assert functional.cross_entropy(model(x), classes) < loss - 1e-4
+
+
+# -- copies and graphs ------------------------------------------------------------------------------------
+
+
+@every_row
+def test_copies(row: Row) -> None:
+    model = build(row)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        same(twin(batch()), model(batch()))
+
+
+@every_row
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning")
+def test_script(row: Row) -> None:
+    model = build(row)
+    same(torch.jit.script(model)(batch()), model(batch()))
+
+
+@every_row
+def test_fx(row: Row) -> None:
+    model = build(row)
+    same(torch.fx.symbolic_trace(model)(batch()), model(batch()))
+
+
+@every_row
+def test_export(row: Row) -> None:
+    model = build(row)
+    same(torch.export.export(model, (batch(),)).module()(batch()), model(batch()))
+
+
+@every_row
+def test_compiles_as_one_graph(row: Row) -> None:
+    model = build(row)
+    same(torch.compile(model, fullgraph=True, backend="aot_eager")(batch()), model(batch()))
+
+
+@pytest.mark.slow
+@every_row
+def test_onnx(row: Row, tmp_path: Path) -> None:
+    parity = export_model(build(row), tmp_path / "model.onnx", "onnx", dynamic_batch=True)
+    assert parity.difference < 1e-4

@@ -1,0 +1,227 @@
+"""One row a class of blocks: what is known of it beside its code. tests/test_zoo.py runs over the rows."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+TINY = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
+
+Tensors = Mapping[str, torch.Tensor]
+Resize = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A class of blocks.
+
+    Attributes:
+        names: The registered names that have it, and their exact numbers of parameters. The first stands for
+            all where one is enough.
+        tiny: What a small model of it takes beside TINY.
+        equation: The block written out, in float64: its parameters and the tokens (H, W, D) of one image to
+            tokens.
+        resize: 'resampled' if it has parameters that belong to a grid and go to others, 'fixed' if they
+            cannot, 'free' if it has none.
+        law: For 'resampled', asserts what the rule claims: parameters of a block before, after, and R, the
+            bicubic resize of (n, ...) token maps to a larger grid.
+        filters: The kinds of operators over tokens that it has to show.
+        released: The shapes of some tensors of files that others released, by our names.
+    """
+
+    names: dict[str, int]
+    equation: Callable[[Tensors, torch.Tensor], torch.Tensor]
+    resize: Literal["resampled", "fixed", "free"]
+    filters: set[str]
+    tiny: dict[str, Any] = field(default_factory=dict)
+    law: Callable[[Tensors, Tensors, Resize], None] | None = None
+    released: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return next(iter(self.names))
+
+
+def tiny_kwargs(name: str) -> dict[str, Any]:
+    """The arguments that make a small model of a registered name."""
+    return {**TINY, **row_of(name).tiny}
+
+
+def row_of(name: str) -> Row:
+    return next(row for row in ROWS if name in row.names)
+
+
+# -- pieces of the equations ------------------------------------------------------------------------------
+
+
+def norm(x: torch.Tensor, p: Tensors, name: str, eps: float = 1e-6) -> torch.Tensor:
+    centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    variance = (centred**2).sum(-1, keepdim=True) / x.shape[-1]
+    return centred / (variance + eps).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def linear(x: torch.Tensor, p: Tensors, name: str) -> torch.Tensor:
+    return torch.einsum("...c,dc->...d", x, p[f"{name}.weight"]) + p[f"{name}.bias"]
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+def two_branches(
+    mixer: Callable[[Tensors, torch.Tensor], torch.Tensor],
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The equation of a MixMlpBlock with this mixer."""
+
+    def equation(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        x = x + mixer(p, norm(x, p, "norm1"))
+        return x + linear(gelu(linear(norm(x, p, "norm2"), p, "mlp.fc1")), p, "mlp.fc2")
+
+    return equation
+
+
+def places(x: torch.Tensor) -> list[tuple[int, int]]:
+    """(row, column) of the tokens of (H, W, D), in order."""
+    return [(i, j) for i in range(x.shape[0]) for j in range(x.shape[1])]
+
+
+# -- gMLP -------------------------------------------------------------------------------------------------
+
+
+def gmlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    z = gelu(linear(norm(x, p, "norm"), p, "mlp_channels.fc1"))
+    half = z.shape[-1] // 2
+    z2 = norm(z[..., half:], p, "mlp_channels.gate.norm", eps=1e-5)
+    w, b = p["mlp_channels.gate.proj.weight"], p["mlp_channels.gate.proj.bias"]
+    gate = torch.zeros_like(z2)
+    for t, here in enumerate(places(x)):
+        gate[here] = b[t] + sum(w[t, s] * z2[there] for s, there in enumerate(places(x)))
+    return x + linear(z[..., :half] * gate, p, "mlp_channels.fc2")
+
+
+def operator_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """``W' R = R W`` and ``b' = R b``."""
+    n = before["mlp_channels.gate.proj.weight"].shape[0]
+    r = resize(torch.eye(n, dtype=torch.float64))
+    w, b = (before[f"mlp_channels.gate.proj.{key}"] for key in ("weight", "bias"))
+    torch.testing.assert_close(after["mlp_channels.gate.proj.weight"] @ r, r @ w, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(after["mlp_channels.gate.proj.bias"], r @ b, atol=1e-12, rtol=1e-10)
+
+
+# -- S2-MLP -----------------------------------------------------------------------------------------------
+
+
+@two_branches
+def s2mlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    x = gelu(linear(x, p, "mixer.fc1"))
+    rows, columns, width = x.shape
+    moved = torch.empty_like(x)
+    for i, j in places(x):
+        sources = [(i, j - 1), (i, j + 1), (i - 1, j), (i + 1, j)]
+        for group, (k, l) in enumerate(sources):  # noqa: E741
+            inside = 0 <= k < rows and 0 <= l < columns
+            channels = slice(group * width // 4, (group + 1) * width // 4)
+            moved[i, j, channels] = x[k, l, channels] if inside else x[i, j, channels]
+    return linear(moved, p, "mixer.fc2")
+
+
+# -- AFT --------------------------------------------------------------------------------------------------
+
+
+def aft(
+    log_weight: Callable[[Tensors, torch.Tensor, tuple[int, int], tuple[int, int]], Any],
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The mixer, from w: (parameters, tokens, place of t, place of t') to a number, or to one a channel."""
+
+    def mixer(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (linear(x, p, f"mixer.{name}") for name in "qkv")
+        k = k.repeat_interleave(v.shape[-1] // k.shape[-1], dim=-1)  # a channel of K for each of its head
+        y = torch.empty_like(v)
+        for t in places(x):
+            weights = {s: torch.exp(k[s] + log_weight(p, x, t, s)) for s in places(x)}
+            y[t] = sum(weights[s] * v[s] for s in places(x)) / sum(weights[s] for s in places(x))
+        return linear(y / (1 + torch.exp(-q)), p, "mixer.proj")
+
+    return mixer
+
+
+def of_pairs(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    columns = x.shape[1]
+    u, v = p["mixer.pairs.u"], p["mixer.pairs.v"]
+    return (u[t[0] * columns + t[1]] * v[s[0] * columns + s[1]]).sum()
+
+
+def of_near_pairs(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> Any:
+    return of_pairs(p, x, t, s) if max(abs(t[0] - s[0]), abs(t[1] - s[1])) < 2 else 0.0
+
+
+def of_offsets(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> Any:
+    taps = p["mixer.weight"].flatten(1)
+    deviations = taps - taps.mean(1, keepdim=True)
+    taps = deviations / (deviations**2).mean(1, keepdim=True).sqrt()
+    kernels = p["mixer.gain"][:, None] * taps + p["mixer.bias"][:, None]
+    side = p["mixer.weight"].shape[1]
+    i, j = s[0] - t[0] + side // 2, s[1] - t[1] + side // 2
+    if not (0 <= i < side and 0 <= j < side):
+        return 0.0
+    heads = kernels.unflatten(1, (side, side))[:, i, j]
+    return heads.repeat_interleave(x.shape[-1] // len(heads))
+
+
+def factor_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """``u' = R u`` and ``v' = R v``, so ``w' = R w R^T``."""
+    for name in ("mixer.pairs.u", "mixer.pairs.v"):
+        torch.testing.assert_close(after[name], resize(before[name]), atol=1e-12, rtol=1e-10)
+
+
+ROWS = [
+    Row(
+        names={
+            "gmlp_ti16": 5_867_328,
+            "gmlp_s16": 19_422_656,
+            "gmlp_b16": 73_075_392,
+            "gmlp_pico4": 1_236_106,
+        },
+        equation=gmlp,
+        resize="resampled",
+        law=operator_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"s2mlp_wide": 72_242_920, "s2mlp_deep": 53_918_056},
+        equation=s2mlp,
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"aft_full_s16": 22_576_744, "aft_full_ti16": 6_281_512},
+        equation=two_branches(aft(of_pairs)),
+        resize="resampled",
+        law=factor_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"aft_simple_s16": 21_974_632},
+        equation=two_branches(aft(lambda *_: 0.0)),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"aft_local_s16": 22_576_744},
+        tiny={"reach": 2},
+        equation=two_branches(aft(of_near_pairs)),
+        resize="resampled",
+        law=factor_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"aft_conv_s16": 20_298_088, "aft_conv_ti16": 5_356_072},
+        tiny={"heads": 4, "kernel_size": 5},
+        equation=two_branches(aft(of_offsets)),
+        resize="free",
+        filters={"kernel"},
+    ),
+]
+
+CONTRACT_NAMES = [str(row) for row in ROWS]
