@@ -123,7 +123,7 @@ def test_a_mixer_of_timm_of_no_registered_size(kind: str, tmp_path: Path) -> Non
     same(built.model(images(2, 1, 32, 32)), source(images(2, 1, 32, 32)))
     assert (built.grid, built.how.split()[0]) == ((4, 4), "guessed")
     said = describe(path)
-    assert said["architecture"] == "a Mixer of timm without a name"
+    assert said["architecture"] == "Mixer of timm, of a size without a name"
     assert said["depth"] == "2"
     assert said["image"] == "1 channels, 32 x 32 pixels"
     convert_file(path, tmp_path / "y.safetensors")

@@ -249,7 +249,7 @@ def test_info_about_a_file(source: Path) -> None:
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
         "weights": "ema",
         "names": "timm",
-        "architecture": "a gMLP without a name",
+        "architecture": "gMLP, of a size without a name",
         "depth": "2",
         "width": "16, hidden 6 times that",
         "image": "3 channels, 32 x 32 pixels",

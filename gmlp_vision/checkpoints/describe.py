@@ -95,7 +95,7 @@ def _describe_model(identity: Identity, checkpoint: Checkpoint) -> dict[str, str
 def _architecture(identity: Identity) -> str:
     resized = [key for key in identity.args if key not in identity.settings and is_own(key)]
     if resized or identity.name is None:
-        return f"a {families.title(identity.family)} without a name"
+        return f"{families.title(identity.family)}, of a size without a name"
     return identity.name
 
 

@@ -27,6 +27,11 @@ from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_rate
 
 
+SOURCE = (
+    "Equal to timm's gMLP, so its released weights load as they are; `gmlp_pico4` is this project's own size."
+)
+
+
 @fast_form(norm=nn.LayerNorm, mlp_channels=GatedMlp, drop_path=(DropPath, nn.Identity))
 class GMlpBlock(nn.Module):
     """One residual branch holds both the channel projections and, between them, the spatial gating unit.

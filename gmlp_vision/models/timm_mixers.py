@@ -37,6 +37,8 @@ SIZES: dict[str, dict[str, Any]] = {
         ("resmlp_big_24_224", 8, 24, 768),
     )
 }
+SOURCE = "timm's own models, not registered here; their files are read, converted and shown."
+
 NAMES = tuple(SIZES)
 MODEL = MlpMixer
 

@@ -150,7 +150,8 @@ class Isotropic(Trunk):
     @torch.jit.ignore
     def settings(self) -> dict[str, Any]:
         """The arguments of the constructor that change what a model computes, whatever its tensors."""
-        own = {name: value for name, value in self.block_args.items() if not name.endswith("_rate")}
+        # a class among them is the family's choice, and no config can say it
+        own = {k: v for k, v in self.block_args.items() if not (k.endswith("_rate") or isinstance(v, type))}
         return {"norm_eps": self.norm_eps, "final_norm": not isinstance(self.norm, nn.Identity), **own}
 
     def pruned_args(self, prune_norm: bool) -> dict[str, Any]:
