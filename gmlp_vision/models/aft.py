@@ -33,7 +33,6 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
-from torch.nn import functional
 
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
@@ -209,8 +208,9 @@ class AftConv(AttentionFree):
     def log_weights(self) -> torch.Tensor:
         """w, (h, s, s); entry (i, j) is for the token i - s // 2 rows below and j - s // 2 columns right."""
         taps = at_least_float32(self.weight).flatten(1)
-        taps = functional.layer_norm(taps, [taps.shape[1]], eps=1e-12)
-        return (self.gain.unsqueeze(1) * taps + self.bias.unsqueeze(1)).view_as(self.weight)
+        centred = taps - taps.mean(1, keepdim=True)
+        std = (centred.square().mean(1, keepdim=True) + 1e-12).sqrt()
+        return (self.gain.unsqueeze(1) * centred / std + self.bias.unsqueeze(1)).view_as(self.weight)
 
     def context(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         # every token counts exp(K), as outside the kernel; to that the kernel adds what it changes
