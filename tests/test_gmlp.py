@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from timm.layers import DropPath
-from tiny import NAMES, images, perturb, tiny
+from tiny import images, perturb, tiny
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gmlp_vision import GMlp, GMlpBlock
 from gmlp_vision.layers import SpatialGatingUnit, SpatialProjection
 
+NAMES = timm.list_models(module="gmlp")
 TIMM_NAMES = {"gmlp_ti16": "gmlp_ti16_224", "gmlp_s16": "gmlp_s16_224", "gmlp_b16": "gmlp_b16_224"}
 
 
@@ -77,15 +78,6 @@ def test_stem_is_one_linear_map_of_each_patch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("gmlp_ti16", 5_867_328), ("gmlp_s16", 19_422_656), ("gmlp_b16", 73_075_392), ("gmlp_pico4", 1_236_106)],
-)
-def test_parameter_count(name: str, count: int) -> None:
-    model = timm.create_model(name, device="meta")
-    assert sum(p.numel() for p in model.parameters()) == count
-
-
-@pytest.mark.parametrize(
     ("name", "gmacs"), [("gmlp_ti16", 1.33), ("gmlp_s16", 4.39), ("gmlp_b16", 15.72), ("gmlp_pico4", 0.09)]
 )
 def test_multiply_adds(name: str, gmacs: float) -> None:
@@ -93,10 +85,6 @@ def test_multiply_adds(name: str, gmacs: float) -> None:
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, *model.default_cfg["input_size"], device="meta"))
     assert round(counter.get_total_flops() / 2e9, 2) == gmacs
-
-
-def test_every_name_has_its_count_tested() -> None:
-    assert sorted(NAMES) == ["gmlp_b16", "gmlp_pico4", "gmlp_s16", "gmlp_ti16"]
 
 
 @pytest.mark.parametrize("when", ["construction", "init_weights", "reset_classifier", "apply"])

@@ -1,11 +1,15 @@
 """The shape of the package: imports point one way, and only public names of timm are used."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+import timm
+from zoo import ROWS, tiny_kwargs
 
 import gmlp_vision
+from gmlp_vision.trunks import Trunk
 
 ROOT = Path(gmlp_vision.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -122,3 +126,65 @@ def test_the_check_sees_a_private_name() -> None:
     assert private("demo", "from timm.models._builder import load_pretrained") != []
     assert private("demo", "from timm.models import _builder") != []
     assert private("demo", "from timm.models import build_model_with_cfg") == []
+
+
+# -- no general room knows a family --------------------------------------------------------------------------
+
+GENERAL = ["layers", "trunks", "checkpoints", "filters", "export", "cli"]
+
+
+def of_families() -> set[str]:
+    """The classes that family files define and the names of their parts, less those of general layers' parts.
+
+    Read off the registered models, so that a new family is held to it without a line here.
+    """
+    own, general = set(), set()
+    for name in (name for row in ROWS for name in row.names):
+        for module in timm.create_model(name, device="meta", **tiny_kwargs(name)).modules():
+            of_family = type(module).__module__.startswith("gmlp_vision.models.")
+            of_trunk = isinstance(module, Trunk)  # whose parts are its own, whatever class derives from it
+            (own if of_family and not of_trunk else general).update(module._modules, module._parameters)
+            if of_family:
+                own.add(type(module).__name__)
+    return own - general
+
+
+def told(source: str) -> set[str]:
+    """What a module says: classes, attributes, imports, and words in strings, docstrings apart."""
+    tree, found = ast.parse(source), set()
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            found.update(re.findall(r"\w+", node.value))
+        elif isinstance(node, ast.Name) and node.id[0].isupper():  # a variable may have any name
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.update(node.name.split("."))
+    return found
+
+
+@pytest.fixture(scope="module")
+def families() -> set[str]:
+    names = of_families()
+    assert {"GMlpBlock", "mlp_channels"} <= names
+    return names
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if dotted(p).split(".")[0] in GENERAL], ids=dotted)
+def test_general_rooms_name_no_tensor_and_no_class_of_a_family(path: Path, families: set[str]) -> None:
+    assert told(path.read_text()) & families == set()
+
+
+def test_the_check_sees_a_familys_name(families: set[str]) -> None:
+    assert told('"""mlp_channels"""\nx = 1') & families == set()
+    assert told('key = "blocks.0.mlp_channels.fc1"') & families == {"mlp_channels"}
+    assert told("block.mlp_channels.fc1") & families == {"mlp_channels"}
+    assert told("from gmlp_vision.models.gmlp import GMlpBlock") & families == {"GMlpBlock"}

@@ -1,7 +1,5 @@
-"""Every family against what tests/zoo.py knows of it."""
+"""Every family against what tests/zoo.py knows of it; test_contract.py has the rest."""
 
-import copy
-import pickle
 from pathlib import Path
 
 import pytest
@@ -119,17 +117,6 @@ def test_another_image_size(row: Row) -> None:
 
 
 @every_row
-def test_bf16(row: Row) -> None:
-    model, x = build(row, depth=3), batch()
-    expected = model(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = model(x)
-    for logits in (mixed, model.bfloat16()(x.bfloat16())):
-        assert logits.dtype == torch.bfloat16
-        assert 0 < (logits - expected).norm() / expected.norm() < 0.03
-
-
-@every_row
 def test_every_parameter_learns_and_a_step_lowers_the_loss(row: Row) -> None:
     model, x, classes = build(row).train(), batch(), torch.tensor([1, 3])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -139,41 +126,6 @@ def test_every_parameter_learns_and_a_step_lowers_the_loss(row: Row) -> None:
         assert p.grad.abs().max() > 0, name
     optimizer.step()
     assert functional.cross_entropy(model(x), classes) < loss - 1e-4
-
-
-# -- copies and graphs ------------------------------------------------------------------------------------
-
-
-@every_row
-def test_copies(row: Row) -> None:
-    model = build(row)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        same(twin(batch()), model(batch()))
-
-
-@every_row
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning")
-def test_script(row: Row) -> None:
-    model = build(row)
-    same(torch.jit.script(model)(batch()), model(batch()))
-
-
-@every_row
-def test_fx(row: Row) -> None:
-    model = build(row)
-    same(torch.fx.symbolic_trace(model)(batch()), model(batch()))
-
-
-@every_row
-def test_export(row: Row) -> None:
-    model = build(row)
-    same(torch.export.export(model, (batch(),)).module()(batch()), model(batch()))
-
-
-@every_row
-def test_compiles_as_one_graph(row: Row) -> None:
-    model = build(row)
-    same(torch.compile(model, fullgraph=True, backend="aot_eager")(batch()), model(batch()))
 
 
 @pytest.mark.slow

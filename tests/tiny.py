@@ -5,17 +5,17 @@ from collections.abc import Mapping
 import timm
 import torch
 from torch import nn
+from zoo import CONTRACT_NAMES as NAMES  # noqa: F401  of these the contract is asked
+from zoo import TINY as TINY
+from zoo import tiny_kwargs
 
 import gmlp_vision  # noqa: F401  registers the names
 from gmlp_vision.layers import SpatialProjection
 
-NAMES = [n for n in timm.list_models() if timm.model_entrypoint(n).__module__.startswith("gmlp_vision.")]
-TINY = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
-
 
 def tiny(name: str = "gmlp_ti16", **kwargs: object) -> nn.Module:
     """A registered name through its entrypoint, at 2 blocks, 16 tokens, width 16, perturbed, in eval mode."""
-    return perturb(timm.create_model(name, **{**TINY, **kwargs})).eval()
+    return perturb(timm.create_model(name, **{**tiny_kwargs(name), **kwargs})).eval()
 
 
 def perturb(model: nn.Module, seed: int = 0, std: float = 0.1) -> nn.Module:

@@ -124,7 +124,9 @@ def _with_settings(identity: Identity, checkpoint: Checkpoint, outside: Mapping[
     if not settings:
         return identity
     bare = {key: value for key, value in identity.args.items() if key not in settings}
-    default = create(identity.family, identity.name, {**bare, "device": "meta"})
-    args = {**bare, **differing(settings, settings_of(default))}
+    default = settings_of(create(identity.family, identity.name, {**bare, "device": "meta"}))
+    # what the default model does not even have, such as the window of another mixer, is stated as well
+    needed = {k: v for k, v in settings.items() if k not in default or differing({k: v}, default)}
+    args = {**bare, **needed}
     model = create(identity.family, identity.name, {**args, "device": "meta"})
     return replace(identity, args=args, model=model)

@@ -26,7 +26,6 @@ from gmlp_vision.shipped import shipped
 from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_rate
 
-
 SOURCE = (
     "Equal to timm's gMLP, so its released weights load as they are; `gmlp_pico4` is this project's own size."
 )
