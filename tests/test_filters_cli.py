@@ -191,6 +191,8 @@ def test_what_the_user_can_mend_is_one_line(
         (["-o", "f.gif"], "a figure is written as one of .pdf, .png, .svg"),
         (["--stats", "s.xls"], "statistics are written as one of .csv, .json"),
         (["--html", "e.png"], "the page is written as one of .html, .htm"),
+        (["--stats", "no/s.csv"], "there is no folder no"),
+        (["--html", "e.html", "--image", "photo.png"], "--image: there is no file photo.png"),
     ],
 )
 def test_options_are_checked_before_anything_is_read(

@@ -37,7 +37,7 @@ def add_filters(commands: Any) -> None:
 def _filters(args: argparse.Namespace) -> None:
     from gmlp_vision.filters import extract, format_stats, plot, save_figure, write_explorer, write_stats
     from gmlp_vision.filters.draw import check_options
-    from gmlp_vision.filters.explorer import PAGE_FILES
+    from gmlp_vision.filters.explorer import PAGE_FILES, layers_shown
     from gmlp_vision.filters.options import check_ending, parse_layers
     from gmlp_vision.filters.sheet import FIGURE_FILES
     from gmlp_vision.filters.table import STATS_FILES, untrained_notice
@@ -58,7 +58,13 @@ def _filters(args: argparse.Namespace) -> None:
     ):
         if path:
             check_ending(path, endings, what)
+            if not path.parent.is_dir():
+                raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+    if args.image and not args.image.is_file():
+        raise UserError(f"--image: there is no file {args.image}")
     bank = extract(args.what, tuple(args.grid) if args.grid else None, args.weights, args.model)
+    chosen = bank.select(chain.from_iterable(parse_layers(args.layers))) if args.layers else bank
+    page = layers_shown(chosen) if args.html else None
     stats = bank.stats()
     print(bank)
     print(format_stats(stats))
@@ -70,7 +76,6 @@ def _filters(args: argparse.Namespace) -> None:
     if args.stats:
         write_stats(stats, args.stats)
         print(f"wrote {args.stats}")
-    if args.html:
-        chosen = bank.select(chain.from_iterable(parse_layers(args.layers))) if args.layers else bank
-        error = write_explorer(chosen, args.html, args.image)
+    if page:
+        error = write_explorer(page, args.html, args.image)
         print(f"wrote {args.html}: {args.html.stat().st_size / 1e6:.1f} MB, weights within {error:.1g}")

@@ -19,15 +19,14 @@ class FilterLayer:
     """One linear map over tokens.
 
     Attributes:
-        name: Where it stands in the network, from the number of its block on, such as
-            'blocks.3.mlp_channels.gate.proj'.
+        name: Where it stands in the network, from the number of its block on, such as 'blocks.3.mixer'.
         block: The N of 'blocks.N'; in a network of stages, the number of the block in the whole network.
         kind: 'token' where row i is the filter of output token i, so R = N and the weight is also
             (H, W, H, W); 'hidden' where a row is a hidden unit over the input tokens; 'kernel' where a row is
             a kernel over offsets, which all tokens share.
         weight: (R, H, W), float32 on the CPU; each row a map over the token grid, or a kernel over H x W
             offsets with its own token at [H // 2, W // 2].
-        bias: (R,), or (N,) where the rows are the map's inputs (a mixer's second layer), or None.
+        bias: (R,), or (N,) where the rows are the map's inputs, or None.
         init_std: Standard deviation of the entries at init.
         note: What a caption must say, or ''.
 

@@ -42,16 +42,7 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
         OSError: The folder cannot be written, or the image cannot be read.
     """
     check_ending(path, PAGE_FILES, "the page is")
-    bank = bank.select(kind="token")
-    grids: dict[tuple[int, int], list[str]] = {}
-    for layer in bank:
-        grids.setdefault(layer.grid, []).append(str(layer.block))
-    if len(grids) > 1:
-        told = "; ".join(f"{h} x {w} (layers {','.join(blocks)})" for (h, w), blocks in grids.items())
-        raise ValueError(
-            f"the page shows layers of one grid, and {bank.source} has several: {told}. Choose layers of "
-            "one, with bank.select or --layers"
-        )
+    bank = layers_shown(bank)
     layers = [_layer(layer) for layer in bank]
     error = max(layer["error"] for layer in layers)
     data = {
@@ -66,6 +57,25 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
     with replace_file(path) as temporary:
         temporary.write_bytes(_page(data).encode())
     return error
+
+
+def layers_shown(bank: FilterBank) -> FilterBank:
+    """The layers that a page shows: those of kind 'token'.
+
+    Raises:
+        ValueError: There is none, or they lie on several grids.
+    """
+    bank = bank.select(kind="token")
+    grids: dict[tuple[int, int], list[str]] = {}
+    for layer in bank:
+        grids.setdefault(layer.grid, []).append(str(layer.block))
+    if len(grids) > 1:
+        told = "; ".join(f"{h} x {w} (layers {','.join(blocks)})" for (h, w), blocks in grids.items())
+        raise ValueError(
+            f"the page shows layers of one grid, and {bank.source} has several: {told}. Choose layers of "
+            "one, with bank.select or --layers"
+        )
+    return bank
 
 
 def quantise(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
