@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from gmlp_vision import __version__, cli
-from gmlp_vision.checkpoints import DTYPES
-from gmlp_vision.cli.weights import DTYPES as CLI_DTYPES
 from gmlp_vision.errors import CheckpointError, UserError
 
 COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
@@ -63,8 +61,3 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
         process.stdout.close()  # before anything is written
         assert process.stderr.read() == ""
         assert process.wait(timeout=60) == 141
-
-
-def test_dtypes_are_those_of_the_library() -> None:
-    """The parser names them itself, since the library takes seconds to import."""
-    assert tuple(DTYPES) == CLI_DTYPES
