@@ -101,6 +101,29 @@ def ratio_of(hidden: int, dim: int) -> float:
     return ratio if int(dim * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
+def isotropic_sizes(state_dict: Tensors, widening: str) -> dict[str, Any] | None:
+    """Patch, depth, width and MLP ratio of a model on the isotropic trunk, for a family's `sizes_of`.
+
+    Args:
+        state_dict: In our names.
+        widening: The weight (E, D) of a block's widening projection, by its name in the block.
+
+    Returns:
+        None if the tensors are not those of such a model.
+    """
+    kernel, wide = state_dict.get("stem.proj.weight"), state_dict.get(f"blocks.0.{widening}")
+    if kernel is None or wide is None or kernel.ndim != 4 or wide.ndim != 2 or min(kernel.shape) < 1:
+        return None
+    dim, _, height, width = kernel.shape
+    sizes = {
+        "patch_size": height if height == width else (height, width),
+        "depth": len({name.split(".")[1] for name in state_dict if name.startswith("blocks.")}),
+        "embed_dim": dim,
+        "mlp_ratio": ratio_of(len(wide), dim),
+    }
+    return sizes if "norm.weight" in state_dict else {**sizes, "final_norm": False}
+
+
 def anchors() -> Iterator[str]:
     """Tensors of which every file of a known family has one: first convolutions, and the marks of layouts."""
     for family in families():

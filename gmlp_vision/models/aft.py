@@ -27,6 +27,7 @@ The trunk is DeiT's: patch 16, MLP ratio 4, pre-norm. Read where the paper leave
   kernel's w counts as -10 at least, since 1 + (exp(w) - 1) loses digits below, and as 40 at most.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
+from gmlp_vision.checkpoints.families import isotropic_sizes
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.pair_bias import PairBias
@@ -289,6 +291,21 @@ SIZES: dict[str, dict[str, Any]] = {
 
 PAPER = {"paper_ids": "arXiv:2105.14103", "paper_name": "An Attention Free Transformer"}
 DEIT = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}  # its training, so its preprocessing
+
+
+def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """The arguments of the AFT that has these tensors; None if they are not those of one.
+
+    The tensors of AFT-full and AFT-local are alike, so neither is taken without a word.
+    """
+    k, kernels = state_dict.get("blocks.0.mixer.k.weight"), state_dict.get("blocks.0.mixer.weight")
+    sizes = isotropic_sizes(state_dict, "mlp.fc1.weight")
+    if sizes is None or k is None or "blocks.0.mixer.pairs.u" in state_dict:
+        return None
+    if kernels is None:
+        return {**sizes, "mixer": "simple"}
+    return {**sizes, "mixer": "conv", "heads": len(k), "kernel_size": kernels.shape[-1]}
+
 
 default_cfgs = generate_default_cfgs(
     {

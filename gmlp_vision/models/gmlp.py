@@ -16,7 +16,7 @@ from timm.layers import DropPath
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
-from gmlp_vision.checkpoints.families import ratio_of
+from gmlp_vision.checkpoints.families import isotropic_sizes
 from gmlp_vision.checkpoints.names import Layout, Row, Target, unflatten_patches
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers import GatedMlp
@@ -104,20 +104,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the gMLP that has these tensors; None if they are not those of one."""
-    kernel, u, w = (
-        state_dict.get(f"{name}.weight")
-        for name in ("stem.proj", "blocks.0.mlp_channels.fc1", "blocks.0.mlp_channels.gate.proj")
-    )
-    if kernel is None or u is None or w is None or kernel.ndim != 4 or u.ndim != 2:
+    if "blocks.0.mlp_channels.gate.proj.weight" not in state_dict:
         return None
-    (dim, _, height, width), hidden = kernel.shape, len(u)
-    if min(kernel.shape) < 1:
-        return None
-    mlp_ratio = ratio_of(hidden, dim)
-    depth = len({name.split(".")[1] for name in state_dict if name.startswith("blocks.")})
-    patch_size = height if height == width else (height, width)
-    sizes = {"patch_size": patch_size, "depth": depth, "embed_dim": dim, "mlp_ratio": mlp_ratio}
-    return sizes if "norm.weight" in state_dict else {**sizes, "final_norm": False}
+    return isotropic_sizes(state_dict, "mlp_channels.fc1.weight")
 
 
 def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:

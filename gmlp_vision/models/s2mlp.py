@@ -19,6 +19,7 @@ one has 53.92 M, or 53.53 M without; Table 2 says 51 M, which does not follow fr
 do.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
+from gmlp_vision.checkpoints.families import isotropic_sizes
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.shift import shift_by_one
@@ -111,6 +113,14 @@ PAPER = cfg(
     mean=IMAGENET_DEFAULT_MEAN,
     std=IMAGENET_DEFAULT_STD,
 )
+
+
+def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """The arguments of the S2-MLP that has these tensors; None if they are not those of one."""
+    if not {"stem.norm.weight", "blocks.0.mixer.fc2.weight"} <= state_dict.keys():
+        return None
+    return isotropic_sizes(state_dict, "mlp.fc1.weight")
+
 
 default_cfgs = generate_default_cfgs({f"{name}.untrained": PAPER for name in SIZES})
 
