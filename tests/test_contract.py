@@ -2,11 +2,12 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import timm
 import torch
-from timm.models import create_feature_extractor
+from timm.models import create_feature_extractor, save_for_hf
 from timm.optim import create_optimizer_v2
 from tiny import NAMES, images, perturb, same, tiny
 from torch import nn
@@ -129,6 +130,19 @@ def test_prune_intermediate_layers(name: str, prune_norm: bool) -> None:
     assert isinstance(model.norm, nn.Identity) == prune_norm
     assert isinstance(model.head, nn.Identity)
     same(model.forward_intermediates(images(), indices=kept, intermediates_only=True)[0], expected)
+
+
+@every_name
+@pytest.mark.parametrize("prune_norm", [True, False])
+@pytest.mark.parametrize("prune_head", [True, False])
+def test_what_is_pruned_is_saved_and_loaded_so(
+    name: str, prune_norm: bool, prune_head: bool, tmp_path: Path
+) -> None:
+    model = tiny(name, depth=3)
+    model.prune_intermediate_layers([1], prune_norm, prune_head)
+    save_for_hf(model, tmp_path)
+    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    same(loaded(images()), model(images()))
 
 
 @pytest.mark.parametrize("indices", [0, 4, [3], [-4], []])

@@ -27,7 +27,7 @@ from gmlp_vision.errors import UserError
 COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_demo_keeps_its_promise(tmp_path: Path) -> None:
     done = subprocess.run([COMMAND, "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def test_demo_keeps_its_promise(tmp_path: Path) -> None:
     assert not report.dropped
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pretrained_weights_are_worth_their_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "demo"
     assert cli.main(["demo", "--pretrained", "--epochs", "3", "--output", str(output)]) == 0
