@@ -14,8 +14,8 @@ README = (ROOT / "README.md").read_text()
 # The other pages have tests of their own, which run their commands.
 OTHERS = ("train/README.md", "docs/training.md", "docs/speed.md")
 LINKING = [
-    *OTHERS, "CONTRIBUTING.md", "docs/adding-a-mixer.md", "docs/api.md", "docs/filters.md", "docs/resampling.md",
-    "docs/weights.md", "docs/zoo.md",
+    *OTHERS, "CONTRIBUTING.md", "docs/adding-a-mixer.md", "docs/api.md", "docs/filters.md",
+    "docs/resampling.md", "docs/weights.md", "docs/zoo.md",
 ]  # fmt: skip
 PAGES = README + "".join((ROOT / page).read_text() for page in OTHERS)
 
