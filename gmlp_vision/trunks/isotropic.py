@@ -126,7 +126,9 @@ class Isotropic(Trunk):
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         check_image(x, self.stem.img_size, self.stem.patch_size, self.stem.strict_img_size)
-        return self.cls_token(self.pos_embed(self.stem(x)))
+        # in memory by token: a residual sum takes the layout of its first term, so all blocks would have the
+        # stem's
+        return self.cls_token(self.pos_embed(self.stem(x).contiguous()))
 
     def forward_steps(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_scripting():  # noqa: SIM108  TorchScript knows it in this form only
