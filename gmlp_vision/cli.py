@@ -308,3 +308,6 @@ def _filters(args: argparse.Namespace) -> None:
 
 
 COMMANDS: tuple[Any, ...] = (add_convert, add_demo, add_export, add_filters, add_info, add_recipe, add_run)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,6 +13,8 @@ from tiny import NAMES, images, perturb, same, tiny
 from torch import nn
 from zoo import tiny_kwargs
 
+import gmlp_vision
+
 every_name = pytest.mark.parametrize("name", NAMES)
 
 
@@ -253,6 +255,29 @@ def test_bf16_autocast(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         model(images()).square().sum().backward()
     assert all(p.grad.abs().max() > 0 for p in model.parameters())
+
+
+@every_name
+def test_every_module_that_owns_parameters_can_draw_them(name: str) -> None:
+    """FSDP calls `reset_parameters` of each after the meta device, and so does init_weights."""
+    model = timm.create_model(name, device="meta", **tiny_kwargs(name))
+    owners = [m for m in model.modules() if m._parameters]
+    assert len(owners) > 4
+    assert all(callable(getattr(m, "reset_parameters", None)) for m in owners)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(torch.nan)
+    model.init_weights()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@every_name
+def test_what_a_folder_says_by_default_is_held_against_the_model(name: str, tmp_path: Path) -> None:
+    save_for_hf(tiny(name), tmp_path, safe_serialization=True)
+    gmlp_vision.load_checkpoint(tiny(name), tmp_path)
+    with pytest.raises(gmlp_vision.CheckpointError, match=r"norm_eps=1e-06.*norm_eps=0\.1"):
+        gmlp_vision.load_checkpoint(tiny(name, norm_eps=0.1), tmp_path)
 
 
 # -- copies ---------------------------------------------------------------------------------------------

@@ -113,19 +113,3 @@ def test_from_the_meta_device_every_parameter_is_drawn(ranks: list) -> None:
     for i in range(2):
         assert 0.5e-6 < drawn[f"blocks.{i}.mlp_channels.gate.proj.weight"].std() < 2e-6
         assert (drawn[f"blocks.{i}.mlp_channels.gate.proj.bias"] == 1).all()
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"pos_embed": True, "class_token": True, "depth": 1}])
-def test_every_module_that_owns_parameters_can_reset_them(kwargs: dict) -> None:
-    if kwargs:
-        from gmlp_vision.trunks import Isotropic
-
-        def block(dim: int, grid_size: object, drop_path: float, norm_eps: float, **dd: object) -> nn.Module:
-            return nn.LayerNorm(dim, norm_eps)
-
-        model = Isotropic(block, embed_dim=8, img_size=16, patch_size=4, **kwargs)
-    else:
-        model = tiny()
-    owners = [m for m in model.modules() if m._parameters]
-    assert len(owners) > 4
-    assert all(callable(getattr(m, "reset_parameters", None)) for m in owners)

@@ -145,7 +145,10 @@ def of_families() -> set[str]:
         for module in timm.create_model(name, device="meta", **tiny_kwargs(name)).modules():
             of_family = type(module).__module__.startswith("gmlp_vision.models.")
             of_trunk = isinstance(module, Trunk)  # whose parts are its own, whatever class derives from it
-            (own if of_family and not of_trunk else general).update(module._modules, module._parameters)
+            names = own if of_family and not of_trunk else general
+            names.update(module._modules, module._parameters)
+            if names is general:
+                names.update(vars(module))
             if of_family:
                 own.add(type(module).__name__)
     return own - general
@@ -163,7 +166,8 @@ def told(source: str) -> set[str]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            found.update(re.findall(r"\w+", node.value))
+            if " " not in node.value:  # names of tensors, and patterns of such; the rest is prose
+                found.update(re.findall(r"\w+", node.value))
         elif isinstance(node, ast.Name) and node.id[0].isupper():  # a variable may have any name
             found.add(node.id)
         elif isinstance(node, ast.Attribute):

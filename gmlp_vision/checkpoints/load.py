@@ -14,7 +14,7 @@ from gmlp_vision.checkpoints.grid import source_size
 from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, State, Tensors, to_ours
 from gmlp_vision.checkpoints.read import read_checkpoint, select_weights
 from gmlp_vision.checkpoints.report import Report
-from gmlp_vision.checkpoints.settings import check_settings, settings_of, stated_settings
+from gmlp_vision.checkpoints.settings import check_settings, settings_of, settings_of_name, stated_settings
 from gmlp_vision.layers.resample import Grid
 
 logger = logging.getLogger(__name__)
@@ -103,8 +103,10 @@ def _as_ours(
     if other is None:
         own = settings_of(model)
         named = config.get("architecture")
-        stated = families.sizes_of_name(named) if families.family_of_name(named) is family else {}
-        check_settings(model, {**stated, **stated_settings(config, own)}, report.source)
+        # what a config does not state is as the name has it by default
+        known = family is not None and families.family_of_name(named) is family
+        default = settings_of_name(str(named)) if known else {}
+        check_settings(model, {**default, **stated_settings(config, own)}, report.source)
         return dict(state_dict)
     check_settings(model, other.settings, report.source)
     tensors, left = to_ours(state_dict, other, other.rows_for(model) or (), model.state_dict())

@@ -1,7 +1,10 @@
 """What no tensor shows: the arguments, such as a norm's eps, with which a model computes something else."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
+
+import timm
 
 from gmlp_vision.errors import CheckpointError
 
@@ -10,6 +13,12 @@ def settings_of(model: Any) -> dict[str, Any]:
     """The settings of a model; none of one that does not tell, as timm's own."""
     tell = getattr(model, "settings", None)
     return tell() if callable(tell) else {}
+
+
+@cache
+def settings_of_name(name: str) -> Mapping[str, Any]:
+    """The settings of a registered name as it is by default."""
+    return settings_of(timm.create_model(name, device="meta"))
 
 
 def stated_settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

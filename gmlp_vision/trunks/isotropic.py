@@ -189,13 +189,18 @@ class Isotropic(Trunk):
 
 
 def default_args(block: Callable[..., nn.Module]) -> dict[str, Any]:
-    """The defaults of what a class of blocks takes beside what the trunk gives to every class."""
+    """The defaults of what a class of blocks takes beside what the trunk gives to every class.
+
+    And of the class that it takes for a part, such as the mixer of a MixMlpBlock.
+    """
     given = {"drop_path", "norm_eps", "device", "dtype"}
-    return {
+    own = {
         name: parameter.default
         for name, parameter in signature(block).parameters.items()
         if name not in given and parameter.default is not parameter.empty
     }
+    parts = [default_args(value) for value in own.values() if isinstance(value, type)]
+    return {**{name: value for part in parts for name, value in part.items()}, **own}
 
 
 def drop_path_rates(rate: float, depth: int, rule: str) -> list[float]:
