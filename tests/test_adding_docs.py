@@ -50,6 +50,10 @@ def test_the_toy_works(toy: types.ModuleType) -> None:
     assert model.default_cfg["fixed_input_size"] is False
     with pytest.raises(ValueError, match="mean of its row"):
         extract(model)
+    scale = toy.TokenScale((2, 3))
+    scale.dynamic = True
+    torch.nn.init.constant_(scale.scale, 2.5)
+    torch.testing.assert_close(scale(torch.ones(1, 4, 6, 2)), torch.full((1, 4, 6, 2), 2.5))
     block, tokens = model.blocks[0].double(), torch.randn(1, 2, 3, 16, dtype=torch.float64)
     mixed = tokens + block.mixer(block.norm1(tokens))
     same(block(tokens).detach(), (mixed + block.mlp(block.norm2(mixed))).detach())
