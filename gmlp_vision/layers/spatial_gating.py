@@ -1,6 +1,15 @@
-"""The spatial gating unit, gMLP's only interaction between tokens ("Pay Attention to MLPs", Section 2.1).
+"""gMLP's spatial units, its only interaction between tokens ("Pay Attention to MLPs", Section 2.1, Table 3).
 
-Shapes: B batch, H, W the token grid, E hidden width.
+Shapes: B batch, H, W the token grid, N = H * W tokens, E hidden width.
+
+With f(Z) = W LN(Z) + b, a linear map over tokens that all channels share:
+
+    split           Z1 * f(Z2)      Z1, Z2 the halves of Z along the channels
+    multiplicative  Z * f(Z)
+    additive        Z + f(Z)
+    linear          f(Z)
+
+The paper compares them in language models. How the last two start it does not say; see there.
 """
 
 import torch
@@ -55,3 +64,105 @@ class SpatialGatingUnit(nn.Module):
         """The same of halves that are whole tensors; `overwrite` as in `GatedMlp.fast_forward`."""
         gate = self.proj.fast_forward(self.norm(z2))
         return gate.mul_(z1) if overwrite else gate * z1
+
+
+class UnsplitUnit(nn.Module):
+    """What the units have in common that keep all E channels. How f and Z meet, the derived class says.
+
+    Args:
+        hidden_dim: E, the width of Z.
+        grid_size: (H, W) of the token grid, in tokens.
+        init_std, init_bias: Of W and b at the start.
+        device, dtype: of the parameters.
+
+    Attributes:
+        out_dim: The width of what comes out, E.
+
+    Shape: (B, H, W, E) -> (B, H, W, E).
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        grid_size: Grid,
+        init_std: float,
+        init_bias: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.out_dim = hidden_dim
+        # eps 1e-5, as in the split unit
+        self.norm = nn.LayerNorm(hidden_dim, device=device, dtype=dtype)
+        self.proj = SpatialProjection(grid_size, init_std, init_bias, device=device, dtype=dtype)
+
+
+class MultiplicativeUnit(UnsplitUnit):
+    """``s(Z) = Z * f(Z)``. It starts as the split unit: W near zero and b = 1, so s(Z) is nearly Z."""
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        grid_size: Grid,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_dim, grid_size, 1e-6, 1.0, device, dtype)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z * self.proj(self.norm(z))
+
+
+class AdditiveUnit(UnsplitUnit):
+    """``s(Z) = Z + f(Z)``. W starts near zero and b at 0, so that s(Z) is nearly Z here too."""
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        grid_size: Grid,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_dim, grid_size, 1e-6, 0.0, device, dtype)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z + self.proj(self.norm(z))
+
+
+class LinearUnit(UnsplitUnit):
+    """``s(Z) = f(Z)``.
+
+    With W near zero nothing of the image would pass. So W starts normal with std N^-1/2, which keeps the
+    scale of the tokens, and b at 0.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        grid_size: Grid,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_dim, grid_size, (grid_size[0] * grid_size[1]) ** -0.5, 0.0, device, dtype)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.proj(self.norm(z))
+
+
+UNITS: dict[str, type[nn.Module]] = {
+    "split": SpatialGatingUnit,
+    "linear": LinearUnit,
+    "additive": AdditiveUnit,
+    "multiplicative": MultiplicativeUnit,
+}
+
+
+def unit_of(name: str) -> type[nn.Module]:
+    """The class of a spatial unit, said by its key in UNITS, so that a config.json can hold it.
+
+    Raises:
+        ValueError: No such key.
+    """
+    if name not in UNITS:
+        raise ValueError(f"unit is {name!r}; expected one of {', '.join(map(repr, UNITS))}")
+    return UNITS[name]
