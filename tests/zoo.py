@@ -118,6 +118,19 @@ def split(z: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.T
     return z[..., :half] * f(z[..., half:])
 
 
+def of_offset(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    return p["mlp_channels.gate.proj.table"][s[0] - t[0] + x.shape[0] - 1, s[1] - t[1] + x.shape[1] - 1]
+
+
+def offset_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """From 3 x 4 to 4 x 6 tokens: equal offsets keep their number, new ones have 0, and ``b' = R b``."""
+    expected = torch.zeros(7, 11, dtype=torch.float64)
+    expected[1:6, 2:9] = before["mlp_channels.gate.proj.table"]
+    assert torch.equal(after["mlp_channels.gate.proj.table"], expected)
+    old, new = (p["mlp_channels.gate.proj.bias"] for p in (before, after))
+    torch.testing.assert_close(new, resize(old), atol=1e-12, rtol=1e-10)
+
+
 def operator_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     """``W' R = R W`` and ``b' = R b``."""
     n = before["mlp_channels.gate.proj.weight"].shape[0]
@@ -237,6 +250,17 @@ ROWS = [
         equation=gmlp(lambda z, f: z * f(z)),
         resize="resampled",
         law=operator_law,
+        filters={"token"},
+    ),
+    Row(
+        names={
+            "gmlp_ti16_toeplitz": 4_736_718,
+            "gmlp_s16_toeplitz": 18_292_046,
+            "gmlp_b16_toeplitz": 71_944_782,
+        },
+        equation=gmlp(split, of_offset),
+        resize="resampled",
+        law=offset_law,
         filters={"token"},
     ),
     Row(

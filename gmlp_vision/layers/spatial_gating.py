@@ -9,8 +9,14 @@ With f(Z) = W LN(Z) + b, a linear map over tokens that all channels share:
     additive        Z + f(Z)
     linear          f(Z)
 
+W is any matrix, or one that knows the offsets of tokens only (layers/toeplitz.py).
+
 The paper compares them in language models. How the last two start it does not say; see there.
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +24,7 @@ from torch import nn
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.spatial_projection import SpatialProjection
+from gmlp_vision.layers.toeplitz import ToeplitzProjection
 
 
 @fast_form(norm=nn.LayerNorm, proj=SpatialProjection)
@@ -27,6 +34,7 @@ class SpatialGatingUnit(nn.Module):
     Args:
         hidden_dim: E, the width of Z; even.
         grid_size: (H, W) of the token grid, in tokens.
+        projection: Makes W and b, from the grid, device and dtype.
         device, dtype: of the parameters.
 
     Attributes:
@@ -42,6 +50,7 @@ class SpatialGatingUnit(nn.Module):
         self,
         hidden_dim: int,
         grid_size: Grid,
+        projection: Callable[..., nn.Module] = SpatialProjection,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -54,7 +63,7 @@ class SpatialGatingUnit(nn.Module):
         self.out_dim = hidden_dim // 2
         # This norm keeps LayerNorm's own eps, 1e-5, while the block's has 1e-6: released weights expect it.
         self.norm = nn.LayerNorm(self.out_dim, device=device, dtype=dtype)
-        self.proj = SpatialProjection(grid_size, device=device, dtype=dtype)
+        self.proj: Any = projection(grid_size, device=device, dtype=dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         z1, z2 = z.chunk(2, dim=-1)
@@ -72,6 +81,7 @@ class UnsplitUnit(nn.Module):
     Args:
         hidden_dim: E, the width of Z.
         grid_size: (H, W) of the token grid, in tokens.
+        projection: Makes W and b, from the grid, `init_std`, `init_bias`, device and dtype.
         init_std, init_bias: Of W and b at the start.
         device, dtype: of the parameters.
 
@@ -85,6 +95,7 @@ class UnsplitUnit(nn.Module):
         self,
         hidden_dim: int,
         grid_size: Grid,
+        projection: Callable[..., nn.Module],
         init_std: float,
         init_bias: float,
         device: torch.device | str | None = None,
@@ -94,7 +105,7 @@ class UnsplitUnit(nn.Module):
         self.out_dim = hidden_dim
         # eps 1e-5, as in the split unit
         self.norm = nn.LayerNorm(hidden_dim, device=device, dtype=dtype)
-        self.proj = SpatialProjection(grid_size, init_std, init_bias, device=device, dtype=dtype)
+        self.proj = projection(grid_size, init_std, init_bias, device=device, dtype=dtype)
 
 
 class MultiplicativeUnit(UnsplitUnit):
@@ -104,10 +115,11 @@ class MultiplicativeUnit(UnsplitUnit):
         self,
         hidden_dim: int,
         grid_size: Grid,
+        projection: Callable[..., nn.Module] = SpatialProjection,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(hidden_dim, grid_size, 1e-6, 1.0, device, dtype)
+        super().__init__(hidden_dim, grid_size, projection, 1e-6, 1.0, device, dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return z * self.proj(self.norm(z))
@@ -120,10 +132,11 @@ class AdditiveUnit(UnsplitUnit):
         self,
         hidden_dim: int,
         grid_size: Grid,
+        projection: Callable[..., nn.Module] = SpatialProjection,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(hidden_dim, grid_size, 1e-6, 0.0, device, dtype)
+        super().__init__(hidden_dim, grid_size, projection, 1e-6, 0.0, device, dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return z + self.proj(self.norm(z))
@@ -140,10 +153,12 @@ class LinearUnit(UnsplitUnit):
         self,
         hidden_dim: int,
         grid_size: Grid,
+        projection: Callable[..., nn.Module] = SpatialProjection,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(hidden_dim, grid_size, (grid_size[0] * grid_size[1]) ** -0.5, 0.0, device, dtype)
+        std = (grid_size[0] * grid_size[1]) ** -0.5
+        super().__init__(hidden_dim, grid_size, projection, std, 0.0, device, dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return self.proj(self.norm(z))
@@ -156,13 +171,20 @@ UNITS: dict[str, type[nn.Module]] = {
     "multiplicative": MultiplicativeUnit,
 }
 
+PROJECTIONS: dict[str, type[nn.Module]] = {"dense": SpatialProjection, "toeplitz": ToeplitzProjection}
 
-def unit_of(name: str) -> type[nn.Module]:
-    """The class of a spatial unit, said by its key in UNITS, so that a config.json can hold it.
+
+def unit_of(unit: str, spatial: str) -> Callable[..., nn.Module]:
+    """What makes a spatial unit, said by keys so that a config.json can hold it.
+
+    Args:
+        unit: A key of UNITS.
+        spatial: What its W is, a key of PROJECTIONS.
 
     Raises:
         ValueError: No such key.
     """
-    if name not in UNITS:
-        raise ValueError(f"unit is {name!r}; expected one of {', '.join(map(repr, UNITS))}")
-    return UNITS[name]
+    for name, key, known in (("unit", unit, UNITS), ("spatial", spatial, PROJECTIONS)):
+        if key not in known:
+            raise ValueError(f"{name} is {key!r}; expected one of {', '.join(map(repr, known))}")
+    return partial(UNITS[unit], projection=PROJECTIONS[spatial])

@@ -57,8 +57,7 @@ class SpatialProjection(GridTied):
         bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
-        tokens = x.flatten(1, 2)
-        return functional.linear(tokens.transpose(1, 2), weight, bias).transpose(1, 2).view_as(x)
+        return map_tokens(x, weight, bias)
 
     def fast_forward(self, x: torch.Tensor) -> torch.Tensor:
         """W on the left of the (N, C) matrix of each image, so that no transpose of x is ever made."""
@@ -76,3 +75,12 @@ class SpatialProjection(GridTied):
     def operators(self, grid_size: Grid) -> list[Operator]:
         """W and b, as `gmlp_vision.layers.ask.operators` tells them."""
         return [Operator("", "token", self.weight, self.bias, self.init_std)]
+
+
+def map_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``W x + b`` over the tokens.
+
+    Shapes: (B, H, W, C) tokens, (N, N) weight, (N,) bias -> as the tokens.
+    """
+    tokens = x.flatten(1, 2)
+    return functional.linear(tokens.transpose(1, 2), weight, bias).transpose(1, 2).view_as(x)

@@ -9,6 +9,8 @@ Table 3 of the paper has other units in the place of Z1 * (W LN(Z2) + b), `unit=
 the paper has none for images, and compares them at other depths and widths. Here they have the sizes of
 Table 1, so more parameters. layers/spatial_gating.py has their formulas and how they start.
 
+With `spatial="toeplitz"` W depends on the offsets of tokens alone (layers/toeplitz.py), in any of the units.
+
 Names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
 """
 
@@ -45,6 +47,7 @@ class GMlpBlock(nn.Module):
         grid_size: (H, W) of the token grid, in tokens.
         mlp_ratio: E / D.
         unit: What stands between U and V: 'split', the spatial gating unit, or another key of UNITS.
+        spatial: What W is: 'dense', any matrix, or another key of PROJECTIONS.
         proj_drop_rate: Dropout after GELU and after V, in [0, 1).
         drop_path: Probability that a sample skips the block, in [0, 1).
         norm_eps: eps of the block's LayerNorm; the gate's own stays 1e-5.
@@ -53,8 +56,8 @@ class GMlpBlock(nn.Module):
     Shape: (B, H, W, D) -> (B, H, W, D).
 
     Raises:
-        ValueError: E is odd and the unit halves Z, there is no such unit, or a rate is outside what is listed
-            above.
+        ValueError: E is odd and the unit halves Z, there is no such unit or W, or a rate is outside what is
+            listed above.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class GMlpBlock(nn.Module):
         grid_size: Grid,
         mlp_ratio: float = 6.0,
         unit: str = "split",
+        spatial: str = "dense",
         proj_drop_rate: float = 0.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
@@ -74,7 +78,7 @@ class GMlpBlock(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.mlp_channels = GatedMlp(
-            dim, int(dim * mlp_ratio), grid_size, unit_of(unit), drop=proj_drop_rate, **dd
+            dim, int(dim * mlp_ratio), grid_size, unit_of(unit, spatial), drop=proj_drop_rate, **dd
         )
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
@@ -96,8 +100,8 @@ class GMlp(Isotropic):
     another, and with `dynamic_img_size` each call carries it to its own.
 
     Args:
-        kwargs: Those of Isotropic, and of GMlpBlock `mlp_ratio`, `unit` and `proj_drop_rate`; by default
-            gMLP-S's.
+        kwargs: Those of Isotropic, and of GMlpBlock `mlp_ratio`, `unit`, `spatial` and `proj_drop_rate`;
+            by default gMLP-S's.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -124,6 +128,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "gmlp_ti16_multiplicative": {**TINY, "unit": "multiplicative"},
     "gmlp_s16_multiplicative": {**SMALL, "unit": "multiplicative"},
     "gmlp_b16_multiplicative": {**BASE, "unit": "multiplicative"},
+    "gmlp_ti16_toeplitz": {**TINY, "spatial": "toeplitz"},
+    "gmlp_s16_toeplitz": {**SMALL, "spatial": "toeplitz"},
+    "gmlp_b16_toeplitz": {**BASE, "spatial": "toeplitz"},
 }
 
 
@@ -133,8 +140,11 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     The tensors of the units that do not halve Z are alike, so none of them is taken without a word.
     """
     sizes = isotropic_sizes(state_dict, "mlp_channels.fc1.weight")
-    if sizes is None or "blocks.0.mlp_channels.gate.proj.weight" not in state_dict:
+    kinds = {"weight": "dense", "table": "toeplitz"}
+    found = [kind for key, kind in kinds.items() if f"blocks.0.mlp_channels.gate.proj.{key}" in state_dict]
+    if sizes is None or not found:
         return None
+    sizes["spatial"] = found[0]
     wide = state_dict["blocks.0.mlp_channels.fc1.weight"]
     narrow = state_dict.get("blocks.0.mlp_channels.fc2.weight", wide.T)
     return sizes if narrow.shape[1:] == wide.shape[:1] else {**sizes, "unit": "split"}
@@ -168,6 +178,8 @@ def jaketae_cannot(model: Any) -> list[str]:
 def neither_can(model: Any) -> list[str]:
     unit = model.block_args["unit"]
     found = [] if unit == "split" else [f"the unit is the split one there, and {unit} here"]
+    if (spatial := model.block_args["spatial"]) != "dense":
+        found.append(f"W is any matrix there, and {spatial} here")
     return found if model.num_classes else [*found, "there is always a head there, and none here"]
 
 
@@ -250,6 +262,9 @@ default_cfgs = generate_default_cfgs(
         "gmlp_ti16_multiplicative.untrained": cfg(**PAPER),
         "gmlp_s16_multiplicative.untrained": cfg(**PAPER),
         "gmlp_b16_multiplicative.untrained": cfg(**PAPER),
+        "gmlp_ti16_toeplitz.untrained": cfg(**PAPER),
+        "gmlp_s16_toeplitz.untrained": cfg(**PAPER),
+        "gmlp_b16_toeplitz.untrained": cfg(**PAPER),
     }
 )
 
@@ -330,3 +345,21 @@ def gmlp_s16_multiplicative(pretrained: bool = False, **kwargs: Any) -> nn.Modul
 def gmlp_b16_multiplicative(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """gMLP-B with the multiplicative unit of Table 3: 96.76 M parameters, 224 px, patch 16."""
     return create("gmlp_b16_multiplicative", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_ti16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-Ti whose W is Toeplitz: 4.74 M parameters, 224 px, patch 16."""
+    return create("gmlp_ti16_toeplitz", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W is Toeplitz: 18.29 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_toeplitz", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_b16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-B whose W is Toeplitz: 71.94 M parameters, 224 px, patch 16."""
+    return create("gmlp_b16_toeplitz", GMlp, SIZES, pretrained, **kwargs)
