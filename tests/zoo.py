@@ -118,6 +118,24 @@ def split(z: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.T
     return z[..., :half] * f(z[..., half:])
 
 
+def amlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """gMLP's block, with the attention added to the gate."""
+    q, k, v = torch.einsum(
+        "...c,dc->...d", norm(x, p, "norm"), p["mlp_channels.attn.qkv.weight"]
+    ).tensor_split(3, -1)
+    mixed = torch.empty_like(v)
+    for t in places(x):
+        weights = {s: torch.exp((q[t] * k[s]).sum() / math.sqrt(q.shape[-1])) for s in places(x)}
+        mixed[t] = sum(weights[s] * v[s] for s in places(x)) / sum(weights.values())
+    attention = linear(mixed, p, "mlp_channels.attn.proj")
+
+    def unit(z: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        half = z.shape[-1] // 2
+        return z[..., :half] * (f(z[..., half:]) + attention)
+
+    return gmlp(unit)(p, x)
+
+
 def of_offset(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
     return p["mlp_channels.gate.proj.table"][s[0] - t[0] + x.shape[0] - 1, s[1] - t[1] + x.shape[1] - 1]
 
@@ -261,6 +279,14 @@ ROWS = [
         equation=gmlp(split, of_offset),
         resize="resampled",
         law=offset_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"amlp_ti16": 7_353_408, "amlp_s16": 22_394_816, "amlp_b16": 79_019_712},
+        tiny={"attn_dim": 8},
+        equation=amlp,
+        resize="resampled",
+        law=operator_law,
         filters={"token"},
     ),
     Row(

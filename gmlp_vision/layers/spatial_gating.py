@@ -40,7 +40,7 @@ class SpatialGatingUnit(nn.Module):
     Attributes:
         out_dim: The width of what comes out, E / 2.
 
-    Shape: (B, H, W, E) -> (B, H, W, E / 2).
+    Shape: (B, H, W, E) -> (B, H, W, E / 2). An `extra` like what comes out is added to the gate, f(Z2).
 
     Raises:
         ValueError: E is odd, so Z has no halves.
@@ -65,9 +65,12 @@ class SpatialGatingUnit(nn.Module):
         self.norm = nn.LayerNorm(self.out_dim, device=device, dtype=dtype)
         self.proj: Any = projection(grid_size, device=device, dtype=dtype)
 
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
+    def forward(self, z: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
         z1, z2 = z.chunk(2, dim=-1)
-        return z1 * self.proj(self.norm(z2))
+        gate = self.proj(self.norm(z2))
+        if extra is not None:
+            gate = gate + extra
+        return z1 * gate
 
     def fast_forward(self, z1: torch.Tensor, z2: torch.Tensor, overwrite: bool) -> torch.Tensor:
         """The same of halves that are whole tensors; `overwrite` as in `GatedMlp.fast_forward`."""

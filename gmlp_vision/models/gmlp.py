@@ -151,11 +151,15 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
 
 
 def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
+    refuse_heads(state_dict)
     if any(".attn." in name for name in state_dict):
         raise CheckpointError(
-            "the file has attention beside the spatial gate (attn_dim): it is an aMLP. No such model is here "
-            "yet, and without the attention its other tensors compute something else"
+            "the file has attention beside the spatial gate (attn_dim): it is an aMLP, and without the "
+            "attention its other tensors compute something else. Load it into one, such as amlp_s16"
         )
+
+
+def refuse_heads(state_dict: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in state_dict.items():
         if name.endswith(".sgu.weight") and tensor.ndim == 3 and len(tensor) > 1:
             raise CheckpointError(
@@ -165,22 +169,31 @@ def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
 
 
 def lucidrains_cannot(model: Any) -> list[str]:
-    hidden = model.blocks[0].mlp_channels.fc1.out_features
-    whole = f"the hidden width, {hidden}, would have to be a multiple of {model.embed_dim}"
-    return [*neither_can(model), *([whole] if hidden % model.embed_dim else [])]
+    return [*other_unit(model), *other_head_or_width(model)]
 
 
 def jaketae_cannot(model: Any) -> list[str]:
     square = all(len(set(size)) == 1 for size in (model.stem.img_size, model.stem.patch_size))
-    return [*neither_can(model), *([] if square else ["image and patch are square there, and not here"])]
+    why = [] if square else ["image and patch are square there, and not here"]
+    return [*other_unit(model), *no_head(model), *why]
 
 
-def neither_can(model: Any) -> list[str]:
-    unit = model.block_args["unit"]
-    found = [] if unit == "split" else [f"the unit is the split one there, and {unit} here"]
-    if (spatial := model.block_args["spatial"]) != "dense":
-        found.append(f"W is any matrix there, and {spatial} here")
-    return found if model.num_classes else [*found, "there is always a head there, and none here"]
+def other_unit(model: Any) -> list[str]:
+    unit, spatial = model.block_args["unit"], model.block_args["spatial"]
+    return [
+        *([] if unit == "split" else [f"the unit is the split one there, and {unit} here"]),
+        *([] if spatial == "dense" else [f"W is any matrix there, and {spatial} here"]),
+    ]
+
+
+def other_head_or_width(model: Any) -> list[str]:
+    hidden = model.blocks[0].mlp_channels.fc1.out_features
+    whole = f"the hidden width, {hidden}, would have to be a multiple of {model.embed_dim}"
+    return [*no_head(model), *([whole] if hidden % model.embed_dim else [])]
+
+
+def no_head(model: Any) -> list[str]:
+    return [] if model.num_classes else ["there is always a head there, and none here"]
 
 
 def with_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -191,25 +204,27 @@ def without_first(tensor: torch.Tensor, target: Target) -> torch.Tensor:
     return tensor.squeeze(0)
 
 
+LUCIDRAINS_ROWS = (
+    Row(
+        "stem.proj.weight",
+        "to_patch_embed.1.weight",
+        lambda kernel: kernel.flatten(1),
+        unflatten_patches,
+    ),
+    Row("stem.proj.bias", "to_patch_embed.1.bias"),
+    Row("blocks.{i}.norm", "layers.{i}.fn.norm"),
+    Row("blocks.{i}.mlp_channels.fc1", "layers.{i}.fn.fn.proj_in.0"),
+    Row("blocks.{i}.mlp_channels.gate.norm", "layers.{i}.fn.fn.sgu.norm"),
+    Row("blocks.{i}.mlp_channels.gate.proj", "layers.{i}.fn.fn.sgu", with_first, without_first),
+    Row("blocks.{i}.mlp_channels.fc2", "layers.{i}.fn.fn.proj_out"),
+    Row("norm", "to_logits.0"),
+    Row("head", "to_logits.2"),
+)
+
 LAYOUTS = {
-    # gMLPVision of https://github.com/lucidrains/g-mlp-pytorch, with one head and no attention
+    # gMLPVision of https://github.com/lucidrains/g-mlp-pytorch, one head, no attention (see amlp.py)
     "lucidrains": Layout(
-        rows=(
-            Row(
-                "stem.proj.weight",
-                "to_patch_embed.1.weight",
-                lambda kernel: kernel.flatten(1),
-                unflatten_patches,
-            ),
-            Row("stem.proj.bias", "to_patch_embed.1.bias"),
-            Row("blocks.{i}.norm", "layers.{i}.fn.norm"),
-            Row("blocks.{i}.mlp_channels.fc1", "layers.{i}.fn.fn.proj_in.0"),
-            Row("blocks.{i}.mlp_channels.gate.norm", "layers.{i}.fn.fn.sgu.norm"),
-            Row("blocks.{i}.mlp_channels.gate.proj", "layers.{i}.fn.fn.sgu", with_first, without_first),
-            Row("blocks.{i}.mlp_channels.fc2", "layers.{i}.fn.fn.proj_out"),
-            Row("norm", "to_logits.0"),
-            Row("head", "to_logits.2"),
-        ),
+        rows=LUCIDRAINS_ROWS,
         marks=("to_patch_embed.1.weight", "layers.0.fn.fn.sgu.weight"),
         settings={"norm_eps": 1e-5, "final_norm": True},
         refuse=refuse_lucidrains,
