@@ -3,7 +3,8 @@
 The names, shapes and equations are those of github.com/lucidrains/g-mlp-pytorch (gMLPVision) and of
 github.com/jaketae/g-mlp (gMLPForImageClassification). All is float64.
 
-Shapes: B batch, N = H * W tokens, C channels, D width, E hidden width, K classes, P x Q the patch.
+Shapes: B batch, N = H * W tokens, C channels, D width, E hidden width, K classes, P x Q the patch; A the
+width of the attention that gMLPVision may have (attn_dim), or 0.
 """
 
 import torch
@@ -35,7 +36,7 @@ class Weights:
 
 
 def lucidrains_state(
-    n: int, patch: tuple[int, int] = (8, 8), c: int = 3, d: int = 16, e: int = 64, k: int = 5
+    n: int, patch: tuple[int, int] = (8, 8), c: int = 3, d: int = 16, e: int = 64, k: int = 5, a: int = 0
 ) -> State:
     w = Weights()
     w.linear("to_patch_embed.1", d, c * patch[0] * patch[1])
@@ -46,6 +47,9 @@ def lucidrains_state(
         w.draw(f"layers.{i}.fn.fn.sgu.bias", 1, n, mean=1.0)
         w.norm(f"layers.{i}.fn.fn.sgu.norm", e // 2)
         w.linear(f"layers.{i}.fn.fn.proj_out", d, e // 2)
+        if a:
+            w.draw(f"layers.{i}.fn.fn.attn.to_qkv.weight", 3 * a, d)
+            w.linear(f"layers.{i}.fn.fn.attn.to_out", e // 2, a)
     w.norm("to_logits.0", d)
     w.linear("to_logits.2", k, d)
     return w.state
@@ -60,11 +64,16 @@ def lucidrains_forward(s: State, images: torch.Tensor, patch: tuple[int, int] = 
     x = x @ s["to_patch_embed.1.weight"].T + s["to_patch_embed.1.bias"]
     for i in range(2):
         at = f"layers.{i}.fn"
-        z = layer_norm(s, f"{at}.norm", x) @ s[f"{at}.fn.proj_in.0.weight"].T + s[f"{at}.fn.proj_in.0.bias"]
+        normed = layer_norm(s, f"{at}.norm", x)
+        z = normed @ s[f"{at}.fn.proj_in.0.weight"].T + s[f"{at}.fn.proj_in.0.bias"]
         res, gate = gelu(z).chunk(2, dim=-1)
         gate = layer_norm(s, f"{at}.fn.sgu.norm", gate)
         gate = torch.einsum("bnd,mn->bmd", gate, s[f"{at}.fn.sgu.weight"][0])
         gate = gate + s[f"{at}.fn.sgu.bias"][0][:, None]
+        if f"{at}.fn.attn.to_qkv.weight" in s:
+            q, k, v = (normed @ s[f"{at}.fn.attn.to_qkv.weight"].T).chunk(3, dim=-1)
+            weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+            gate = gate + weights @ v @ s[f"{at}.fn.attn.to_out.weight"].T + s[f"{at}.fn.attn.to_out.bias"]
         x = (gate * res) @ s[f"{at}.fn.proj_out.weight"].T + s[f"{at}.fn.proj_out.bias"] + x
     x = layer_norm(s, "to_logits.0", x).mean(dim=1)
     return x @ s["to_logits.2.weight"].T + s["to_logits.2.bias"]

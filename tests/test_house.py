@@ -22,7 +22,7 @@ GROUND_UP = [
     {"shipped"},
     {"layers.observed", "layers.resample", "layers.linear"},
     {"layers.ask", "layers.fast_form", "layers.grid_tied"},
-    {"layers.position", "layers.spatial_projection"},
+    {"layers.position", "layers.spatial_projection", "layers.toeplitz"},
     {"layers.spatial_gating"},
     {"layers"},
     {"checkpoints"},

@@ -89,15 +89,64 @@ def places(x: torch.Tensor) -> list[tuple[int, int]]:
 # -- gMLP -------------------------------------------------------------------------------------------------
 
 
-def gmlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-    z = gelu(linear(norm(x, p, "norm"), p, "mlp_channels.fc1"))
+def of_pair(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    return p["mlp_channels.gate.proj.weight"][places(x).index(t), places(x).index(s)]
+
+
+def gmlp(
+    unit: Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], torch.Tensor],
+    weight: Callable[[Tensors, torch.Tensor, tuple[int, int], tuple[int, int]], torch.Tensor] = of_pair,
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The block, from the unit: (Z, f) to s(Z), and the weight of token s in the sum of token t."""
+
+    def equation(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        def f(z: torch.Tensor) -> torch.Tensor:
+            z = norm(z, p, "mlp_channels.gate.norm", eps=1e-5)
+            y = torch.zeros_like(z)
+            for i, t in enumerate(places(x)):
+                y[t] = p["mlp_channels.gate.proj.bias"][i] + sum(weight(p, x, t, s) * z[s] for s in places(x))
+            return y
+
+        z = gelu(linear(norm(x, p, "norm"), p, "mlp_channels.fc1"))
+        return x + linear(unit(z, f), p, "mlp_channels.fc2")
+
+    return equation
+
+
+def split(z: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     half = z.shape[-1] // 2
-    z2 = norm(z[..., half:], p, "mlp_channels.gate.norm", eps=1e-5)
-    w, b = p["mlp_channels.gate.proj.weight"], p["mlp_channels.gate.proj.bias"]
-    gate = torch.zeros_like(z2)
-    for t, here in enumerate(places(x)):
-        gate[here] = b[t] + sum(w[t, s] * z2[there] for s, there in enumerate(places(x)))
-    return x + linear(z[..., :half] * gate, p, "mlp_channels.fc2")
+    return z[..., :half] * f(z[..., half:])
+
+
+def amlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """gMLP's block, with the attention added to the gate."""
+    q, k, v = torch.einsum(
+        "...c,dc->...d", norm(x, p, "norm"), p["mlp_channels.attn.qkv.weight"]
+    ).tensor_split(3, -1)
+    mixed = torch.empty_like(v)
+    for t in places(x):
+        weights = {s: torch.exp((q[t] * k[s]).sum() / math.sqrt(q.shape[-1])) for s in places(x)}
+        mixed[t] = sum(weights[s] * v[s] for s in places(x)) / sum(weights.values())
+    attention = linear(mixed, p, "mlp_channels.attn.proj")
+
+    def unit(z: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        half = z.shape[-1] // 2
+        return z[..., :half] * (f(z[..., half:]) + attention)
+
+    return gmlp(unit)(p, x)
+
+
+def of_offset(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    return p["mlp_channels.gate.proj.table"][s[0] - t[0] + x.shape[0] - 1, s[1] - t[1] + x.shape[1] - 1]
+
+
+def offset_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """From 3 x 4 to 4 x 6 tokens: equal offsets keep their number, new ones have 0, and ``b' = R b``."""
+    expected = torch.zeros(7, 11, dtype=torch.float64)
+    expected[1:6, 2:9] = before["mlp_channels.gate.proj.table"]
+    assert torch.equal(after["mlp_channels.gate.proj.table"], expected)
+    old, new = (p["mlp_channels.gate.proj.bias"] for p in (before, after))
+    torch.testing.assert_close(new, resize(old), atol=1e-12, rtol=1e-10)
 
 
 def operator_law(before: Tensors, after: Tensors, resize: Resize) -> None:
@@ -183,7 +232,59 @@ ROWS = [
             "gmlp_b16": 73_075_392,
             "gmlp_pico4": 1_236_106,
         },
-        equation=gmlp,
+        equation=gmlp(split),
+        resize="resampled",
+        law=operator_law,
+        filters={"token"},
+    ),
+    Row(
+        names={
+            "gmlp_ti16_linear": 7_364_928,
+            "gmlp_s16_linear": 25_366_976,
+            "gmlp_b16_linear": 96_760_512,
+        },
+        equation=gmlp(lambda z, f: f(z)),
+        resize="resampled",
+        law=operator_law,
+        filters={"token"},
+    ),
+    Row(
+        names={
+            "gmlp_ti16_additive": 7_364_928,
+            "gmlp_s16_additive": 25_366_976,
+            "gmlp_b16_additive": 96_760_512,
+        },
+        equation=gmlp(lambda z, f: z + f(z)),
+        resize="resampled",
+        law=operator_law,
+        filters={"token"},
+    ),
+    Row(
+        names={
+            "gmlp_ti16_multiplicative": 7_364_928,
+            "gmlp_s16_multiplicative": 25_366_976,
+            "gmlp_b16_multiplicative": 96_760_512,
+        },
+        equation=gmlp(lambda z, f: z * f(z)),
+        resize="resampled",
+        law=operator_law,
+        filters={"token"},
+    ),
+    Row(
+        names={
+            "gmlp_ti16_toeplitz": 4_736_718,
+            "gmlp_s16_toeplitz": 18_292_046,
+            "gmlp_b16_toeplitz": 71_944_782,
+        },
+        equation=gmlp(split, of_offset),
+        resize="resampled",
+        law=offset_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"amlp_ti16": 7_353_408, "amlp_s16": 22_394_816, "amlp_b16": 79_019_712},
+        tiny={"attn_dim": 8},
+        equation=amlp,
         resize="resampled",
         law=operator_law,
         filters={"token"},

@@ -34,7 +34,8 @@ def identify(
 
     Raises:
         ValueError: An unknown layout, or a name of no known family.
-        CheckpointError: It is of no known family, or may be of several models that compute something else.
+        CheckpointError: It is of no known family, may be of several models that compute something else, or
+            holds what the family that knows its names refuses.
     """
     families.check_layout(layout)
     state, outside = one_network(checkpoint.state_dict, checkpoint.source)
@@ -43,9 +44,11 @@ def identify(
         readings = [
             Reading(family, names, state, checkpoint.config, layout, patch_size) for family, names in places
         ]
-        exact = [found for reading in readings for found in reading.exact()]
+        exact, refusals = _exact(readings)
         if exact:
             return _with_settings(_the_only(exact, checkpoint.source), checkpoint, outside)
+        if refusals:
+            raise refusals[0]
         nearest += [found for reading in readings for found in reading.by_sizes]
     if nearest:
         return _with_settings(nearest[0], checkpoint, outside)
@@ -54,6 +57,20 @@ def identify(
         f"{checkpoint.source} does not hold the weights of {model or 'a model known here'} ({known}), in "
         f"names that are known; its tensors are {first_five(list(checkpoint.state_dict))}"
     )
+
+
+def _exact(readings: list[Reading]) -> tuple[list[Identity], list[CheckpointError]]:
+    """The models that have all the tensors, and the refusals of what one family cannot read.
+
+    Another family may: the same layout may name the tensors of both.
+    """
+    found, refusals = [], []
+    for reading in readings:
+        try:
+            found += reading.exact()
+        except CheckpointError as error:
+            refusals.append(error)
+    return found, refusals
 
 
 def one_network(state_dict: Tensors, source: str) -> tuple[Tensors, dict[str, str]]:

@@ -56,7 +56,7 @@ class GatedMlp(nn.Module):
         return self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))))))
 
     def fast_forward(self, x: torch.Tensor, overwrite: bool) -> torch.Tensor:
-        """The same for the spatial gating unit, in the steps that cost least on a CPU.
+        """The same where s is SpatialGatingUnit, in the steps that cost least on a CPU.
 
         U is applied in halves, so that Z1 and Z2 are whole tensors: LayerNorm would copy the half of one, the
         backward pass would put two gradients together, and ONNX's runtimes would copy both.

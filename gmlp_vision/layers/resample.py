@@ -10,6 +10,8 @@ Let R resize token maps from the old grid to the new one, and S bring them back.
 so W' takes a picture on the new grid back to the old one, does there what W has learned, and resizes what
 comes out. R and S are Kronecker products of one matrix for the height and one for the width, and stay so.
 docs/resampling.md has the reasons for this rule, its laws and what it measures.
+
+A table of offsets between tokens is not resized: each offset, counted in tokens, keeps its number.
 """
 
 from collections.abc import Callable
@@ -74,6 +76,37 @@ def resample_map(values: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.
     return maps.flatten(0, 1).to(values.dtype)
 
 
+def crop_or_pad_offsets(table: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
+    """A number for each offset between two tokens of a grid, for the offsets of another grid.
+
+    Equal offsets keep their number; those that the old grid does not have get 0. So what grows comes back
+    exactly. Differentiable.
+
+    Args:
+        table: (2 H - 1, 2 W - 1); [H - 1 + i, W - 1 + j] is for i rows down and j columns right.
+        old_grid: (H, W), in tokens.
+        new_grid: (H', W'), in tokens.
+
+    Returns:
+        (2 H' - 1, 2 W' - 1).
+
+    Raises:
+        ValueError: `table` is not of the old grid, or a grid has no tokens.
+    """
+    check_grids(old_grid, new_grid)
+    if table.shape != offsets_of(old_grid):
+        raise ValueError(
+            f"the table is {tuple(table.shape)}; over grid {old_grid} it must be {offsets_of(old_grid)}"
+        )
+    rows, columns = (new - old for new, old in zip(new_grid, old_grid, strict=True))  # at either end
+    return nn.functional.pad(table, (columns, columns, rows, rows))
+
+
+def offsets_of(grid_size: Grid) -> tuple[int, int]:
+    """How many offsets two tokens of a grid can have, along each axis."""
+    return 2 * grid_size[0] - 1, 2 * grid_size[1] - 1
+
+
 @dataclass(frozen=True)
 class Rule:
     """How a parameter that belongs to a token grid goes to another one.
@@ -106,6 +139,7 @@ def fixed(why: str, leading: Callable[[Grid], tuple[int, ...]]) -> Rule:
 
 OPERATOR = Rule(resample_operator, lambda grid: (grid[0] * grid[1],) * 2)
 TOKEN_MAP = Rule(resample_map, lambda grid: (grid[0] * grid[1],))
+OFFSETS = Rule(crop_or_pad_offsets, offsets_of)
 
 
 @torch.compiler.assume_constant_result  # a compiled model then holds them; it need not make them in each call

@@ -1,7 +1,22 @@
-"""The spatial gating unit, gMLP's only interaction between tokens ("Pay Attention to MLPs", Section 2.1).
+"""gMLP's spatial units, its only interaction between tokens ("Pay Attention to MLPs", Section 2.1, Table 3).
 
-Shapes: B batch, H, W the token grid, E hidden width.
+Shapes: B batch, H, W the token grid, N = H * W tokens, E hidden width.
+
+With f(Z) = W LN(Z) + b, a linear map over tokens that all channels share:
+
+    split           Z1 * f(Z2)      Z1, Z2 the halves of Z along the channels
+    multiplicative  Z * f(Z)
+    additive        Z + f(Z)
+    linear          f(Z)
+
+W is any matrix, or one that knows the offsets of tokens only (layers/toeplitz.py).
+
+The paper compares them in language models. How the last two start it does not say; see there.
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,6 +24,7 @@ from torch import nn
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.spatial_projection import SpatialProjection
+from gmlp_vision.layers.toeplitz import ToeplitzProjection
 
 
 @fast_form(norm=nn.LayerNorm, proj=SpatialProjection)
@@ -18,12 +34,13 @@ class SpatialGatingUnit(nn.Module):
     Args:
         hidden_dim: E, the width of Z; even.
         grid_size: (H, W) of the token grid, in tokens.
+        projection: Makes W and b, from the grid, device and dtype.
         device, dtype: of the parameters.
 
     Attributes:
         out_dim: The width of what comes out, E / 2.
 
-    Shape: (B, H, W, E) -> (B, H, W, E / 2).
+    Shape: (B, H, W, E) -> (B, H, W, E / 2). An `extra` like what comes out is added to the gate, f(Z2).
 
     Raises:
         ValueError: E is odd, so Z has no halves.
@@ -33,6 +50,7 @@ class SpatialGatingUnit(nn.Module):
         self,
         hidden_dim: int,
         grid_size: Grid,
+        projection: Callable[..., nn.Module] = SpatialProjection,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -45,13 +63,131 @@ class SpatialGatingUnit(nn.Module):
         self.out_dim = hidden_dim // 2
         # This norm keeps LayerNorm's own eps, 1e-5, while the block's has 1e-6: released weights expect it.
         self.norm = nn.LayerNorm(self.out_dim, device=device, dtype=dtype)
-        self.proj = SpatialProjection(grid_size, device=device, dtype=dtype)
+        self.proj: Any = projection(grid_size, device=device, dtype=dtype)
 
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
+    def forward(self, z: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
         z1, z2 = z.chunk(2, dim=-1)
-        return z1 * self.proj(self.norm(z2))
+        gate = self.proj(self.norm(z2))
+        if extra is not None:
+            gate = gate + extra
+        return z1 * gate
 
     def fast_forward(self, z1: torch.Tensor, z2: torch.Tensor, overwrite: bool) -> torch.Tensor:
         """The same of halves that are whole tensors; `overwrite` as in `GatedMlp.fast_forward`."""
         gate = self.proj.fast_forward(self.norm(z2))
         return gate.mul_(z1) if overwrite else gate * z1
+
+
+class UnsplitUnit(nn.Module):
+    """What the units have in common that keep all E channels. How f and Z meet, the derived class says.
+
+    Args:
+        hidden_dim: E, the width of Z.
+        grid_size: (H, W) of the token grid, in tokens.
+        projection: Makes W and b, from the grid, `init_std`, `init_bias`, device and dtype.
+        init_std, init_bias: Of W and b at the start.
+        device, dtype: of the parameters.
+
+    Attributes:
+        out_dim: The width of what comes out, E.
+
+    Shape: (B, H, W, E) -> (B, H, W, E).
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        grid_size: Grid,
+        projection: Callable[..., nn.Module],
+        init_std: float,
+        init_bias: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.out_dim = hidden_dim
+        # eps 1e-5, as in the split unit
+        self.norm = nn.LayerNorm(hidden_dim, device=device, dtype=dtype)
+        self.proj = projection(grid_size, init_std, init_bias, device=device, dtype=dtype)
+
+
+class MultiplicativeUnit(UnsplitUnit):
+    """``s(Z) = Z * f(Z)``. It starts as the split unit: W near zero and b = 1, so s(Z) is nearly Z."""
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        grid_size: Grid,
+        projection: Callable[..., nn.Module] = SpatialProjection,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_dim, grid_size, projection, 1e-6, 1.0, device, dtype)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z * self.proj(self.norm(z))
+
+
+class AdditiveUnit(UnsplitUnit):
+    """``s(Z) = Z + f(Z)``. W starts near zero and b at 0, so that s(Z) is nearly Z here too."""
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        grid_size: Grid,
+        projection: Callable[..., nn.Module] = SpatialProjection,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_dim, grid_size, projection, 1e-6, 0.0, device, dtype)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z + self.proj(self.norm(z))
+
+
+class LinearUnit(UnsplitUnit):
+    """``s(Z) = f(Z)``.
+
+    With W near zero nothing of the image would pass. So W starts normal with std N^-1/2, which keeps the
+    scale of the tokens, and b at 0.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        grid_size: Grid,
+        projection: Callable[..., nn.Module] = SpatialProjection,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        std = (grid_size[0] * grid_size[1]) ** -0.5
+        super().__init__(hidden_dim, grid_size, projection, std, 0.0, device, dtype)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.proj(self.norm(z))
+
+
+UNITS: dict[str, type[nn.Module]] = {
+    "split": SpatialGatingUnit,
+    "linear": LinearUnit,
+    "additive": AdditiveUnit,
+    "multiplicative": MultiplicativeUnit,
+}
+
+PROJECTIONS: dict[str, type[nn.Module]] = {"dense": SpatialProjection, "toeplitz": ToeplitzProjection}
+
+
+def unit_of(unit: str, spatial: str) -> Callable[..., nn.Module]:
+    """What makes a spatial unit, said by keys so that a config.json can hold it.
+
+    Args:
+        unit: A key of UNITS.
+        spatial: What its W is, a key of PROJECTIONS.
+
+    Raises:
+        ValueError: No such key.
+    """
+    for name, key, known in (("unit", unit, UNITS), ("spatial", spatial, PROJECTIONS)):
+        if key not in known:
+            raise ValueError(f"{name} is {key!r}; expected one of {', '.join(map(repr, known))}")
+    return partial(UNITS[unit], projection=PROJECTIONS[spatial])

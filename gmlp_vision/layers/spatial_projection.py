@@ -22,6 +22,8 @@ class SpatialProjection(GridTied):
 
     Args:
         grid_size: (H, W) of the token grid that the map is tied to, in tokens.
+        init_std: Standard deviation of W at the start.
+        init_bias: All of b at the start.
         device, dtype: of the parameters.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
@@ -32,27 +34,30 @@ class SpatialProjection(GridTied):
     def __init__(
         self,
         grid_size: Grid,
+        init_std: float = 1e-6,
+        init_bias: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(grid_size)
+        self.init_std = init_std
+        self.init_bias = init_bias
         n = grid_size[0] * grid_size[1]
         self.weight = nn.Parameter(torch.empty(n, n, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(n, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """W near zero and b = 1: the map starts as (nearly) the constant 1 for any input (Section 2.1)."""
-        nn.init.normal_(self.weight, std=1e-6)
-        nn.init.ones_(self.bias)
+        """By default W near zero and b = 1: the map starts as (nearly) the constant 1 (Section 2.1)."""
+        nn.init.normal_(self.weight, std=self.init_std)
+        nn.init.constant_(self.bias, self.init_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self.weight
         bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
-        tokens = x.flatten(1, 2)
-        return functional.linear(tokens.transpose(1, 2), weight, bias).transpose(1, 2).view_as(x)
+        return map_tokens(x, weight, bias)
 
     def fast_forward(self, x: torch.Tensor) -> torch.Tensor:
         """W on the left of the (N, C) matrix of each image, so that no transpose of x is ever made."""
@@ -69,4 +74,13 @@ class SpatialProjection(GridTied):
 
     def operators(self, grid_size: Grid) -> list[Operator]:
         """W and b, as `gmlp_vision.layers.ask.operators` tells them."""
-        return [Operator("", "token", self.weight, self.bias, init_std=1e-6)]
+        return [Operator("", "token", self.weight, self.bias, self.init_std)]
+
+
+def map_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``W x + b`` over the tokens.
+
+    Shapes: (B, H, W, C) tokens, (N, N) weight, (N,) bias -> as the tokens.
+    """
+    tokens = x.flatten(1, 2)
+    return functional.linear(tokens.transpose(1, 2), weight, bias).transpose(1, 2).view_as(x)

@@ -5,6 +5,12 @@ Shapes: B batch, N = H * W tokens in row-major order, D width, E hidden width.
     Z = GELU(LN(X) U)                    U: D -> E
     Y = X + (Z1 * (W LN(Z2) + b)) V      V: E/2 -> D; W: N x N; Z1, Z2 the halves of Z
 
+Table 3 of the paper has other units in the place of Z1 * (W LN(Z2) + b), `unit=` here. With them V is E -> D:
+the paper has none for images, and compares them at other depths and widths. Here they have the sizes of
+Table 1, so more parameters. layers/spatial_gating.py has their formulas and how they start.
+
+With `spatial="toeplitz"` W depends on the offsets of tokens alone (layers/toeplitz.py), in any of the units.
+
 Names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
 """
 
@@ -22,6 +28,7 @@ from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers import GatedMlp
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.spatial_gating import unit_of
 from gmlp_vision.shipped import shipped
 from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_rate
@@ -39,6 +46,8 @@ class GMlpBlock(nn.Module):
         dim: D.
         grid_size: (H, W) of the token grid, in tokens.
         mlp_ratio: E / D.
+        unit: What stands between U and V: 'split', the spatial gating unit, or another key of UNITS.
+        spatial: What W is: 'dense', any matrix, or another key of PROJECTIONS.
         proj_drop_rate: Dropout after GELU and after V, in [0, 1).
         drop_path: Probability that a sample skips the block, in [0, 1).
         norm_eps: eps of the block's LayerNorm; the gate's own stays 1e-5.
@@ -47,7 +56,8 @@ class GMlpBlock(nn.Module):
     Shape: (B, H, W, D) -> (B, H, W, D).
 
     Raises:
-        ValueError: E is odd, so Z has no halves, or a rate outside what is listed above.
+        ValueError: E is odd and the unit halves Z, there is no such unit or W, or a rate is outside what is
+            listed above.
     """
 
     def __init__(
@@ -55,6 +65,8 @@ class GMlpBlock(nn.Module):
         dim: int,
         grid_size: Grid,
         mlp_ratio: float = 6.0,
+        unit: str = "split",
+        spatial: str = "dense",
         proj_drop_rate: float = 0.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
@@ -65,14 +77,17 @@ class GMlpBlock(nn.Module):
         check_rate("proj_drop_rate", proj_drop_rate)
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
-        self.mlp_channels = GatedMlp(dim, int(dim * mlp_ratio), grid_size, drop=proj_drop_rate, **dd)
+        self.mlp_channels = GatedMlp(
+            dim, int(dim * mlp_ratio), grid_size, unit_of(unit, spatial), drop=proj_drop_rate, **dd
+        )
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.drop_path(self.mlp_channels(self.norm(x)))
 
     def fast_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The same, written step over step where neither autograd nor a compiler needs them; `x` stays."""
+        """The same, of the split unit, written step over step where neither autograd nor a compiler needs
+        them; `x` stays."""
         overwrite = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
         y = self.drop_path(self.mlp_channels.fast_forward(self.norm(x), overwrite))
         return y.add_(x) if overwrite else x + y
@@ -85,36 +100,66 @@ class GMlp(Isotropic):
     another, and with `dynamic_img_size` each call carries it to its own.
 
     Args:
-        kwargs: Those of Isotropic, and of GMlpBlock `mlp_ratio` and `proj_drop_rate`; gMLP-S's by default.
+        kwargs: Those of Isotropic, and of GMlpBlock `mlp_ratio`, `unit`, `spatial` and `proj_drop_rate`;
+            by default gMLP-S's.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(GMlpBlock, **{**SIZES["gmlp_s16"], **kwargs})
 
 
-# Ti, S, B: Table 1 of the paper, at 224 px and patch 16 (196 tokens). E = 6 D in all of them.
+# Table 1 of the paper, at 224 px and patch 16 (196 tokens). E = 6 D in all of them.
+TINY: dict[str, Any] = {"patch_size": 16, "depth": 30, "embed_dim": 128, "mlp_ratio": 6.0}
+SMALL: dict[str, Any] = {"patch_size": 16, "depth": 30, "embed_dim": 256, "mlp_ratio": 6.0}
+BASE: dict[str, Any] = {"patch_size": 16, "depth": 30, "embed_dim": 512, "mlp_ratio": 6.0}
+
 # pico4 is this project's own, for small images: 32 px, patch 4 (64 tokens).
 SIZES: dict[str, dict[str, Any]] = {
-    "gmlp_ti16": {"patch_size": 16, "depth": 30, "embed_dim": 128, "mlp_ratio": 6.0},
-    "gmlp_s16": {"patch_size": 16, "depth": 30, "embed_dim": 256, "mlp_ratio": 6.0},
-    "gmlp_b16": {"patch_size": 16, "depth": 30, "embed_dim": 512, "mlp_ratio": 6.0},
+    "gmlp_ti16": TINY,
+    "gmlp_s16": SMALL,
+    "gmlp_b16": BASE,
     "gmlp_pico4": {"patch_size": 4, "depth": 8, "embed_dim": 128, "mlp_ratio": 6.0, "num_classes": 10},
+    "gmlp_ti16_linear": {**TINY, "unit": "linear"},
+    "gmlp_s16_linear": {**SMALL, "unit": "linear"},
+    "gmlp_b16_linear": {**BASE, "unit": "linear"},
+    "gmlp_ti16_additive": {**TINY, "unit": "additive"},
+    "gmlp_s16_additive": {**SMALL, "unit": "additive"},
+    "gmlp_b16_additive": {**BASE, "unit": "additive"},
+    "gmlp_ti16_multiplicative": {**TINY, "unit": "multiplicative"},
+    "gmlp_s16_multiplicative": {**SMALL, "unit": "multiplicative"},
+    "gmlp_b16_multiplicative": {**BASE, "unit": "multiplicative"},
+    "gmlp_ti16_toeplitz": {**TINY, "spatial": "toeplitz"},
+    "gmlp_s16_toeplitz": {**SMALL, "spatial": "toeplitz"},
+    "gmlp_b16_toeplitz": {**BASE, "spatial": "toeplitz"},
 }
 
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
-    """The arguments of the gMLP that has these tensors; None if they are not those of one."""
-    if "blocks.0.mlp_channels.gate.proj.weight" not in state_dict:
+    """The arguments of the gMLP that has these tensors; None if they are not those of one.
+
+    The tensors of the units that do not halve Z are alike, so none of them is taken without a word.
+    """
+    sizes = isotropic_sizes(state_dict, "mlp_channels.fc1.weight")
+    kinds = {"weight": "dense", "table": "toeplitz"}
+    found = [kind for key, kind in kinds.items() if f"blocks.0.mlp_channels.gate.proj.{key}" in state_dict]
+    if sizes is None or not found:
         return None
-    return isotropic_sizes(state_dict, "mlp_channels.fc1.weight")
+    sizes["spatial"] = found[0]
+    wide = state_dict["blocks.0.mlp_channels.fc1.weight"]
+    narrow = state_dict.get("blocks.0.mlp_channels.fc2.weight", wide.T)
+    return sizes if narrow.shape[1:] == wide.shape[:1] else {**sizes, "unit": "split"}
 
 
 def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
+    refuse_heads(state_dict)
     if any(".attn." in name for name in state_dict):
         raise CheckpointError(
-            "the file has attention beside the spatial gate (attn_dim): it is an aMLP. No such model is here "
-            "yet, and without the attention its other tensors compute something else"
+            "the file has attention beside the spatial gate (attn_dim): it is an aMLP, and without the "
+            "attention its other tensors compute something else. Load it into one, such as amlp_s16"
         )
+
+
+def refuse_heads(state_dict: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in state_dict.items():
         if name.endswith(".sgu.weight") and tensor.ndim == 3 and len(tensor) > 1:
             raise CheckpointError(
@@ -124,14 +169,27 @@ def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
 
 
 def lucidrains_cannot(model: Any) -> list[str]:
-    hidden = model.blocks[0].mlp_channels.fc1.out_features
-    whole = f"the hidden width, {hidden}, would have to be a multiple of {model.embed_dim}"
-    return [*no_head(model), *([whole] if hidden % model.embed_dim else [])]
+    return [*other_unit(model), *other_head_or_width(model)]
 
 
 def jaketae_cannot(model: Any) -> list[str]:
     square = all(len(set(size)) == 1 for size in (model.stem.img_size, model.stem.patch_size))
-    return [*no_head(model), *([] if square else ["image and patch are square there, and not here"])]
+    why = [] if square else ["image and patch are square there, and not here"]
+    return [*other_unit(model), *no_head(model), *why]
+
+
+def other_unit(model: Any) -> list[str]:
+    unit, spatial = model.block_args["unit"], model.block_args["spatial"]
+    return [
+        *([] if unit == "split" else [f"the unit is the split one there, and {unit} here"]),
+        *([] if spatial == "dense" else [f"W is any matrix there, and {spatial} here"]),
+    ]
+
+
+def other_head_or_width(model: Any) -> list[str]:
+    hidden = model.blocks[0].mlp_channels.fc1.out_features
+    whole = f"the hidden width, {hidden}, would have to be a multiple of {model.embed_dim}"
+    return [*no_head(model), *([whole] if hidden % model.embed_dim else [])]
 
 
 def no_head(model: Any) -> list[str]:
@@ -146,25 +204,27 @@ def without_first(tensor: torch.Tensor, target: Target) -> torch.Tensor:
     return tensor.squeeze(0)
 
 
+LUCIDRAINS_ROWS = (
+    Row(
+        "stem.proj.weight",
+        "to_patch_embed.1.weight",
+        lambda kernel: kernel.flatten(1),
+        unflatten_patches,
+    ),
+    Row("stem.proj.bias", "to_patch_embed.1.bias"),
+    Row("blocks.{i}.norm", "layers.{i}.fn.norm"),
+    Row("blocks.{i}.mlp_channels.fc1", "layers.{i}.fn.fn.proj_in.0"),
+    Row("blocks.{i}.mlp_channels.gate.norm", "layers.{i}.fn.fn.sgu.norm"),
+    Row("blocks.{i}.mlp_channels.gate.proj", "layers.{i}.fn.fn.sgu", with_first, without_first),
+    Row("blocks.{i}.mlp_channels.fc2", "layers.{i}.fn.fn.proj_out"),
+    Row("norm", "to_logits.0"),
+    Row("head", "to_logits.2"),
+)
+
 LAYOUTS = {
-    # gMLPVision of https://github.com/lucidrains/g-mlp-pytorch, with one head and no attention
+    # gMLPVision of https://github.com/lucidrains/g-mlp-pytorch, one head, no attention (see amlp.py)
     "lucidrains": Layout(
-        rows=(
-            Row(
-                "stem.proj.weight",
-                "to_patch_embed.1.weight",
-                lambda kernel: kernel.flatten(1),
-                unflatten_patches,
-            ),
-            Row("stem.proj.bias", "to_patch_embed.1.bias"),
-            Row("blocks.{i}.norm", "layers.{i}.fn.norm"),
-            Row("blocks.{i}.mlp_channels.fc1", "layers.{i}.fn.fn.proj_in.0"),
-            Row("blocks.{i}.mlp_channels.gate.norm", "layers.{i}.fn.fn.sgu.norm"),
-            Row("blocks.{i}.mlp_channels.gate.proj", "layers.{i}.fn.fn.sgu", with_first, without_first),
-            Row("blocks.{i}.mlp_channels.fc2", "layers.{i}.fn.fn.proj_out"),
-            Row("norm", "to_logits.0"),
-            Row("head", "to_logits.2"),
-        ),
+        rows=LUCIDRAINS_ROWS,
         marks=("to_patch_embed.1.weight", "layers.0.fn.fn.sgu.weight"),
         settings={"norm_eps": 1e-5, "final_norm": True},
         refuse=refuse_lucidrains,
@@ -208,6 +268,18 @@ default_cfgs = generate_default_cfgs(
             input_size=(3, 32, 32),
             file=str(shipped("weights") / "gmlp_pico4.cifar10" / "model.safetensors"),
         ),
+        "gmlp_ti16_linear.untrained": cfg(**PAPER),
+        "gmlp_s16_linear.untrained": cfg(**PAPER),
+        "gmlp_b16_linear.untrained": cfg(**PAPER),
+        "gmlp_ti16_additive.untrained": cfg(**PAPER),
+        "gmlp_s16_additive.untrained": cfg(**PAPER),
+        "gmlp_b16_additive.untrained": cfg(**PAPER),
+        "gmlp_ti16_multiplicative.untrained": cfg(**PAPER),
+        "gmlp_s16_multiplicative.untrained": cfg(**PAPER),
+        "gmlp_b16_multiplicative.untrained": cfg(**PAPER),
+        "gmlp_ti16_toeplitz.untrained": cfg(**PAPER),
+        "gmlp_s16_toeplitz.untrained": cfg(**PAPER),
+        "gmlp_b16_toeplitz.untrained": cfg(**PAPER),
     }
 )
 
@@ -234,3 +306,75 @@ def gmlp_b16(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 def gmlp_pico4(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """A small gMLP for small images: 1.2 M parameters, 32 px, patch 4, 10 classes unless told otherwise."""
     return create("gmlp_pico4", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_ti16_linear(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-Ti with the linear unit of Table 3: 7.36 M parameters, 224 px, patch 16."""
+    return create("gmlp_ti16_linear", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_linear(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S with the linear unit of Table 3: 25.37 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_linear", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_b16_linear(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-B with the linear unit of Table 3: 96.76 M parameters, 224 px, patch 16."""
+    return create("gmlp_b16_linear", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_ti16_additive(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-Ti with the additive unit of Table 3: 7.36 M parameters, 224 px, patch 16."""
+    return create("gmlp_ti16_additive", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_additive(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S with the additive unit of Table 3: 25.37 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_additive", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_b16_additive(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-B with the additive unit of Table 3: 96.76 M parameters, 224 px, patch 16."""
+    return create("gmlp_b16_additive", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_ti16_multiplicative(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-Ti with the multiplicative unit of Table 3: 7.36 M parameters, 224 px, patch 16."""
+    return create("gmlp_ti16_multiplicative", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_multiplicative(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S with the multiplicative unit of Table 3: 25.37 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_multiplicative", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_b16_multiplicative(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-B with the multiplicative unit of Table 3: 96.76 M parameters, 224 px, patch 16."""
+    return create("gmlp_b16_multiplicative", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_ti16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-Ti whose W is Toeplitz: 4.74 M parameters, 224 px, patch 16."""
+    return create("gmlp_ti16_toeplitz", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W is Toeplitz: 18.29 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_toeplitz", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_b16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-B whose W is Toeplitz: 71.94 M parameters, 224 px, patch 16."""
+    return create("gmlp_b16_toeplitz", GMlp, SIZES, pretrained, **kwargs)
