@@ -175,6 +175,21 @@ def factor_law(before: Tensors, after: Tensors, resize: Resize) -> None:
         torch.testing.assert_close(after[name], resize(before[name]), atol=1e-12, rtol=1e-10)
 
 
+# -- FNet -------------------------------------------------------------------------------------------------
+
+
+@two_branches
+def fnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    tokens, width = x.shape[0] * x.shape[1], x.shape[2]
+    parts = torch.arange(tokens).double()[:, None] / tokens, torch.arange(width).double() / width
+    for u, here in enumerate(places(x)):
+        for v in range(width):
+            cosines = torch.cos(2 * math.pi * (u * parts[0] + v * parts[1]))
+            y[here][v] = (cosines * x.flatten(0, 1)).sum() / math.sqrt(tokens * width)
+    return y
+
+
 ROWS = [
     Row(
         names={
@@ -221,6 +236,12 @@ ROWS = [
         equation=two_branches(aft(of_offsets)),
         resize="free",
         filters={"kernel"},
+    ),
+    Row(
+        names={"fnet_s16": 14_953_576, "fnet_ti16": 3_938_344, "fnet_b16": 58_217_704},
+        equation=fnet,
+        resize="resampled",  # its position table
+        filters=set(),
     ),
 ]
 
