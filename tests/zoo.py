@@ -190,6 +190,37 @@ def fnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+# -- GFNet ------------------------------------------------------------------------------------------------
+
+
+def gfnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """The filter as a convolution: of each frequency a wave, summed over all pairs of tokens."""
+    z, k = norm(x, p, "norm1"), p["mixer.complex_weight"]
+    (rows, columns), y = x.shape[:2], torch.zeros_like(x)
+    for t in places(x):
+        for s in places(x):
+            for u in range(rows):
+                for v in range(columns // 2 + 1):
+                    angle = 2 * math.pi * (u * (t[0] - s[0]) / rows + v * (t[1] - s[1]) / columns)
+                    twice = 1 if 2 * v in (0, columns) else 2  # for a frequency and for its conjugate
+                    wave = k[u, v, :, 0] * math.cos(angle) - k[u, v, :, 1] * math.sin(angle)
+                    y[t] += twice * wave * z[s] / (rows * columns)
+    return x + linear(gelu(linear(norm(y, p, "norm2"), p, "mlp.fc1")), p, "mlp.fc2")
+
+
+def frequencies_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """The ends of the spectrum stay, and the rest is torch's bicubic between them."""
+    k, grown = before["mixer.complex_weight"], after["mixer.complex_weight"]
+    assert k.shape == (3, 3, 16, 2)
+    assert grown.shape == (4, 4, 16, 2)
+    for u in (0, -1):
+        for v in (0, -1):
+            torch.testing.assert_close(grown[u, v], k[u, v], atol=1e-12, rtol=1e-10)
+    maps = k.permute(2, 3, 0, 1)
+    expected = torch.nn.functional.interpolate(maps, (4, 4), mode="bicubic", align_corners=True)
+    torch.testing.assert_close(grown, expected.permute(2, 3, 0, 1), atol=1e-12, rtol=1e-10)
+
+
 ROWS = [
     Row(
         names={
@@ -242,6 +273,18 @@ ROWS = [
         equation=fnet,
         resize="resampled",  # its position table
         filters=set(),
+    ),
+    Row(
+        names={
+            "gfnet_ti": 7_511_784,
+            "gfnet_xs": 15_985_768,
+            "gfnet_s": 24_869_608,
+            "gfnet_b": 43_120_616,
+        },
+        equation=gfnet,
+        resize="resampled",
+        law=frequencies_law,
+        filters={"kernel"},
     ),
 ]
 

@@ -53,3 +53,60 @@ def dft_matrices(n: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     turns = (steps.unsqueeze(1) * steps % n).to(torch.float64)
     angles = turns * (2 * math.pi / n)
     return (angles.cos() / math.sqrt(n)).to(like.dtype), (angles.sin() / math.sqrt(n)).to(like.dtype)
+
+
+def filter_frequencies(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Each channel times its own number at each frequency of the grid: a circular convolution.
+
+    Args:
+        x: (B, H, W, C).
+        weight: (H, W // 2 + 1, C, 2), real and imaginary parts; of the frequencies along the width only those
+            that are not the conjugate of another one.
+
+    Returns:
+        (B, H, W, C), in float32 or above.
+    """
+    x = at_least_float32(x)
+    # a model that was brought to channels_last has every tensor of four axes in that order, and torch reads
+    # complex numbers only off neighbours
+    weight = at_least_float32(weight).to(x.dtype).contiguous()
+    if torch.jit.is_scripting():  # TorchScript does not know the question below
+        return _filter_by_fft(x, weight)
+    elif torch.compiler.is_exporting():  # noqa: RET505  it compiles no other form
+        return _filter_by_products(x, weight)
+    else:
+        return _filter_by_fft(x, weight)
+
+
+def _filter_by_fft(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    frequencies = torch.fft.rfft2(x, dim=[1, 2], norm="ortho") * torch.view_as_complex(weight)
+    # told its size, or it would take every width for an even one
+    return torch.fft.irfft2(frequencies, s=[x.shape[1], x.shape[2]], dim=[1, 2], norm="ortho")
+
+
+def _filter_by_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The same in real numbers: each pair is a real and an imaginary part."""
+    columns, (k_re, k_im) = weight.shape[1], weight.transpose(0, 1).unbind(-1)  # K: (W // 2 + 1, H, C)
+    cos_h, sin_h = dft_matrices(x.shape[1], x)
+    cos_w, sin_w = (matrix[:columns] for matrix in dft_matrices(x.shape[2], x))
+    # (B, W // 2 + 1, H, C)
+    re = matmul_float32(cos_w, x).transpose(1, 2)
+    im = matmul_float32(-sin_w, x).transpose(1, 2)
+    re, im = _turn(re, im, cos_h, -sin_h)
+    re, im = re * k_re - im * k_im, re * k_im + im * k_re
+    re, im = _turn(re, im, cos_h, sin_h)
+    # a frequency that is not its own conjugate stands for two
+    own = torch.arange(columns, device=x.device) * 2 % x.shape[2] == 0
+    counts = torch.where(own, 1.0, 2.0).to(x.dtype)
+    back_re, back_im = (cos_w.transpose(0, 1) * counts), (sin_w.transpose(0, 1) * counts)
+    return matmul_float32(back_re, re.transpose(1, 2)) - matmul_float32(back_im, im.transpose(1, 2))
+
+
+def _turn(
+    re: torch.Tensor, im: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(cosines + i sines) (re + i im)``, in two parts again."""
+    return (
+        matmul_float32(cosines, re) - matmul_float32(sines, im),
+        matmul_float32(cosines, im) + matmul_float32(sines, re),
+    )
