@@ -221,6 +221,32 @@ def frequencies_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     torch.testing.assert_close(grown, expected.permute(2, 3, 0, 1), atol=1e-12, rtol=1e-10)
 
 
+# -- CCS --------------------------------------------------------------------------------------------------
+
+
+def circulant(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    w, sequence, y = p["mixer.weight"], x.flatten(0, 1), torch.zeros_like(x).flatten(0, 1)
+    tokens, groups = w.shape
+    for i in range(tokens):
+        for j in range(tokens):
+            for c in range(x.shape[-1]):
+                y[i, c] += w[j, c % groups] * sequence[(i + j) % tokens, c]
+    return y.view_as(x)
+
+
+def ccs_resmlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    x = x + p["ls1.gamma"] * circulant(p, x * p["norm1.weight"] + p["norm1.bias"])
+    y = x * p["norm2.weight"] + p["norm2.bias"]
+    return x + p["ls2.gamma"] * linear(gelu(linear(y, p, "mlp.fc1")), p, "mlp.fc2")
+
+
+def offsets_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """What the first token takes is resized as a map; what it takes in all stays, up to the resize."""
+    w, grown = before["mixer.weight"], after["mixer.weight"]
+    torch.testing.assert_close(grown, resize(w) * len(w) / len(grown), atol=1e-12, rtol=1e-10)
+    assert len(grown) == 2 * len(w)
+
+
 ROWS = [
     Row(
         names={
@@ -284,6 +310,20 @@ ROWS = [
         equation=gfnet,
         resize="resampled",
         law=frequencies_law,
+        filters={"kernel"},
+    ),
+    Row(
+        names={"ccs_s16": 14_897_128, "ccs_mixer_b16": 58_085_992},
+        equation=two_branches(circulant),
+        resize="resampled",
+        law=offsets_law,
+        filters={"kernel"},
+    ),
+    Row(
+        names={"ccs_resmlp_36": 43_356_904},
+        equation=ccs_resmlp,
+        resize="resampled",
+        law=offsets_law,
         filters={"kernel"},
     ),
 ]

@@ -110,3 +110,39 @@ def _turn(
         matmul_float32(cosines, re) - matmul_float32(sines, im),
         matmul_float32(cosines, im) + matmul_float32(sines, re),
     )
+
+
+def correlate_in_groups(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``y[i] = sum_j w[j] x[(i + j) mod N]`` over the tokens as one sequence; channel c has the w of group
+    c mod G.
+
+    Args:
+        x: (B, H, W, C).
+        weight: (N, G), G a divisor of C.
+
+    Returns:
+        (B, H, W, C), in float32 or above.
+    """
+    sequence, weight = at_least_float32(x).flatten(1, 2), at_least_float32(weight)
+    sequence = sequence.unflatten(2, [sequence.shape[2] // weight.shape[1], weight.shape[1]])
+    weight = weight.to(sequence.dtype)
+    if torch.jit.is_scripting():  # TorchScript does not know the question below
+        y = _correlate_by_fft(sequence, weight)
+    elif torch.compiler.is_exporting():
+        by_group = sequence.permute(0, 3, 1, 2)
+        y = matmul_float32(circulants(weight), by_group).permute(0, 2, 3, 1)
+    else:
+        y = _correlate_by_fft(sequence, weight)
+    return y.reshape(x.shape)
+
+
+def _correlate_by_fft(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The same of (B, N, C / G, G)."""
+    products = torch.fft.rfft(x, dim=1) * torch.fft.rfft(weight, dim=0).conj().unsqueeze(1)
+    return torch.fft.irfft(products, n=x.shape[1], dim=1)
+
+
+def circulants(weight: torch.Tensor) -> torch.Tensor:
+    """(N, G) to the (G, N, N) matrices of which row i is w moved by i places, around the end."""
+    places = torch.arange(weight.shape[0], device=weight.device)
+    return weight[(places - places.unsqueeze(1)) % weight.shape[0]].permute(2, 0, 1)
