@@ -224,6 +224,78 @@ def factor_law(before: Tensors, after: Tensors, resize: Resize) -> None:
         torch.testing.assert_close(after[name], resize(before[name]), atol=1e-12, rtol=1e-10)
 
 
+# -- FNet -------------------------------------------------------------------------------------------------
+
+
+@two_branches
+def fnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    tokens, width = x.shape[0] * x.shape[1], x.shape[2]
+    parts = torch.arange(tokens).double()[:, None] / tokens, torch.arange(width).double() / width
+    for u, here in enumerate(places(x)):
+        for v in range(width):
+            cosines = torch.cos(2 * math.pi * (u * parts[0] + v * parts[1]))
+            y[here][v] = (cosines * x.flatten(0, 1)).sum() / math.sqrt(tokens * width)
+    return y
+
+
+# -- GFNet ------------------------------------------------------------------------------------------------
+
+
+def gfnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """The filter as a convolution: of each frequency a wave, summed over all pairs of tokens."""
+    z, k = norm(x, p, "norm1"), p["mixer.complex_weight"]
+    (rows, columns), y = x.shape[:2], torch.zeros_like(x)
+    for t in places(x):
+        for s in places(x):
+            for u in range(rows):
+                for v in range(columns // 2 + 1):
+                    angle = 2 * math.pi * (u * (t[0] - s[0]) / rows + v * (t[1] - s[1]) / columns)
+                    twice = 1 if 2 * v in (0, columns) else 2  # for a frequency and for its conjugate
+                    wave = k[u, v, :, 0] * math.cos(angle) - k[u, v, :, 1] * math.sin(angle)
+                    y[t] += twice * wave * z[s] / (rows * columns)
+    return x + linear(gelu(linear(norm(y, p, "norm2"), p, "mlp.fc1")), p, "mlp.fc2")
+
+
+def frequencies_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """The ends of the spectrum stay, and the rest is torch's bicubic between them."""
+    k, grown = before["mixer.complex_weight"], after["mixer.complex_weight"]
+    assert k.shape == (3, 3, 16, 2)
+    assert grown.shape == (4, 4, 16, 2)
+    for u in (0, -1):
+        for v in (0, -1):
+            torch.testing.assert_close(grown[u, v], k[u, v], atol=1e-12, rtol=1e-10)
+    maps = k.permute(2, 3, 0, 1)
+    expected = torch.nn.functional.interpolate(maps, (4, 4), mode="bicubic", align_corners=True)
+    torch.testing.assert_close(grown, expected.permute(2, 3, 0, 1), atol=1e-12, rtol=1e-10)
+
+
+# -- CCS --------------------------------------------------------------------------------------------------
+
+
+def circulant(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    w, sequence, y = p["mixer.weight"], x.flatten(0, 1), torch.zeros_like(x).flatten(0, 1)
+    tokens, groups = w.shape
+    for i in range(tokens):
+        for j in range(tokens):
+            for c in range(x.shape[-1]):
+                y[i, c] += w[j, c % groups] * sequence[(i + j) % tokens, c]
+    return y.view_as(x)
+
+
+def ccs_resmlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    x = x + p["ls1.gamma"] * circulant(p, x * p["norm1.weight"] + p["norm1.bias"])
+    y = x * p["norm2.weight"] + p["norm2.bias"]
+    return x + p["ls2.gamma"] * linear(gelu(linear(y, p, "mlp.fc1")), p, "mlp.fc2")
+
+
+def offsets_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """What the first token takes is resized as a map; what it takes in all stays, up to the resize."""
+    w, grown = before["mixer.weight"], after["mixer.weight"]
+    torch.testing.assert_close(grown, resize(w) * len(w) / len(grown), atol=1e-12, rtol=1e-10)
+    assert len(grown) == 2 * len(w)
+
+
 ROWS = [
     Row(
         names={
@@ -321,6 +393,38 @@ ROWS = [
         tiny={"heads": 4, "kernel_size": 5},
         equation=two_branches(aft(of_offsets)),
         resize="free",
+        filters={"kernel"},
+    ),
+    Row(
+        names={"fnet_s16": 14_953_576, "fnet_ti16": 3_938_344, "fnet_b16": 58_217_704},
+        equation=fnet,
+        resize="resampled",  # its position table
+        filters=set(),
+    ),
+    Row(
+        names={
+            "gfnet_ti": 7_511_784,
+            "gfnet_xs": 15_985_768,
+            "gfnet_s": 24_869_608,
+            "gfnet_b": 43_120_616,
+        },
+        equation=gfnet,
+        resize="resampled",
+        law=frequencies_law,
+        filters={"kernel"},
+    ),
+    Row(
+        names={"ccs_s16": 14_897_128, "ccs_mixer_b16": 58_085_992},
+        equation=two_branches(circulant),
+        resize="resampled",
+        law=offsets_law,
+        filters={"kernel"},
+    ),
+    Row(
+        names={"ccs_resmlp_36": 43_356_904},
+        equation=ccs_resmlp,
+        resize="resampled",
+        law=offsets_law,
         filters={"kernel"},
     ),
 ]

@@ -6,7 +6,7 @@ Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, D wid
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
@@ -49,12 +49,16 @@ class Isotropic(Trunk):
         device, dtype: of the parameters.
         own: What the class of the blocks takes beside these.
 
+    Attributes:
+        POSITIONS: The class of the position table; one derived from it may go to other grids by its own rule.
+
     Raises:
         ValueError: A value outside what is listed above; the message gives it and what was expected.
         TypeError: An argument that the class of the blocks does not have.
     """
 
     STEPS = "blocks"
+    POSITIONS: ClassVar[type[PositionTable]] = PositionTable
     first_conv = "stem.proj"
 
     def __init__(
@@ -109,7 +113,7 @@ class Isotropic(Trunk):
             **dd,
         )
         grid_size = self.stem.grid_size
-        self.pos_embed = PositionTable(grid_size, embed_dim, **dd) if pos_embed else nn.Identity()
+        self.pos_embed = self.POSITIONS(grid_size, embed_dim, **dd) if pos_embed else nn.Identity()
         self.cls_token = ClassToken(embed_dim, **dd) if class_token else nn.Identity()
         rates = drop_path_rates(drop_path_rate, depth, drop_path_rule)
         self.blocks = nn.Sequential(
