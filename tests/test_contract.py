@@ -234,13 +234,14 @@ def test_layer_decay_falls_from_head_to_stem(name: str) -> None:
 
 
 @every_name
-def test_weight_decay_spares_biases_and_norms_only(name: str) -> None:
+def test_weight_decay_spares_biases_norms_and_positions_only(name: str) -> None:
     model = tiny(name)
-    assert model.no_weight_decay() == set()
+    spared = {key for key, _ in model.named_parameters() if key.split(".")[0] in ("pos_embed", "cls_token")}
+    assert model.no_weight_decay() == spared
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
     for key, p in model.named_parameters():
-        assert decay[id(p)] == (0.05 if p.ndim > 1 else 0.0), key
+        assert decay[id(p)] == (0.05 if p.ndim > 1 and key not in spared else 0.0), key
 
 
 @every_name
