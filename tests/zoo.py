@@ -175,6 +175,66 @@ def factor_law(before: Tensors, after: Tensors, resize: Resize) -> None:
         torch.testing.assert_close(after[name], resize(before[name]), atol=1e-12, rtol=1e-10)
 
 
+# -- Synthesizer ------------------------------------------------------------------------------------------
+
+
+def synthesizer(
+    row: Callable[[Tensors, torch.Tensor, int, int], torch.Tensor], heads: int = 4
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The mixer, from a row of R: (parameters, tokens (N, D), token, head) to (N,)."""
+
+    def mixer(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        tokens, d = x.flatten(0, 1), x.shape[-1] // heads
+        v = linear(tokens, p, "mixer.v")
+        y = torch.empty_like(v)
+        for t in range(len(tokens)):
+            for head in range(heads):
+                weights = torch.exp(row(p, tokens, t, head))
+                channels = slice(head * d, (head + 1) * d)
+                y[t, channels] = sum(
+                    w / weights.sum() * value for w, value in zip(weights, v[:, channels], strict=True)
+                )
+        return linear(y, p, "mixer.proj").view_as(x)
+
+    return mixer
+
+
+def learned_row(p: Tensors, tokens: torch.Tensor, t: int, head: int) -> torch.Tensor:
+    return p["mixer.scores.weight"][t, :, head]
+
+
+def row_of_factors(p: Tensors, tokens: torch.Tensor, t: int, head: int) -> torch.Tensor:
+    a, b = p["mixer.scores.r1"], p["mixer.scores.r2"]
+    return torch.stack([(a[t, head] * b[s, head]).sum() for s in range(len(tokens))])
+
+
+def computed_row(p: Tensors, tokens: torch.Tensor, t: int, head: int) -> torch.Tensor:
+    reads, bias = p["mixer.scores.in_weight"][head], p["mixer.scores.in_bias"][head]
+    d = len(reads)
+    hidden = reads @ tokens[t, head * d : (head + 1) * d] + bias
+    hidden = torch.where(hidden > 0, hidden, 0.0)
+    return p["mixer.scores.out_weight"][:, head] @ hidden + p["mixer.scores.out_bias"][:, head]
+
+
+def both_sides_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """``R' = r R r^T`` of each head, r the resize."""
+    old, new = before["mixer.scores.weight"], after["mixer.scores.weight"]
+    r = resize(torch.eye(len(old), dtype=torch.float64))
+    for head in range(old.shape[-1]):
+        torch.testing.assert_close(new[..., head], r @ old[..., head] @ r.T, atol=1e-12, rtol=1e-10)
+
+
+def token_maps_law(*names: str) -> Callable[[Tensors, Tensors, Resize], None]:
+    """``P' = r P`` of these parameters, and no other changes."""
+
+    def law(before: Tensors, after: Tensors, resize: Resize) -> None:
+        for name, old in before.items():
+            expected = resize(old) if name in names else old
+            torch.testing.assert_close(after[name], expected, atol=1e-12, rtol=1e-10)
+
+    return law
+
+
 ROWS = [
     Row(
         names={
@@ -221,6 +281,30 @@ ROWS = [
         equation=two_branches(aft(of_offsets)),
         resize="free",
         filters={"kernel"},
+    ),
+    Row(
+        names={"synthesizer_random_s16": 21_267_688, "synthesizer_random_ti16": 6_210_664},
+        tiny={"heads": 4},
+        equation=two_branches(synthesizer(learned_row)),
+        resize="resampled",
+        law=both_sides_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"synthesizer_factorized_s16": 18_727_528, "synthesizer_factorized_ti16": 4_940_584},
+        tiny={"heads": 4, "rank": 3},
+        equation=two_branches(synthesizer(row_of_factors)),
+        resize="resampled",
+        law=token_maps_law("mixer.scores.r1", "mixer.scores.r2"),
+        filters={"token"},
+    ),
+    Row(
+        names={"synthesizer_dense_s16": 19_718_536, "synthesizer_dense_ti16": 5_436_088},
+        tiny={"heads": 4},
+        equation=two_branches(synthesizer(computed_row)),
+        resize="resampled",
+        law=token_maps_law("mixer.scores.out_weight", "mixer.scores.out_bias"),
+        filters=set(),
     ),
 ]
 
