@@ -235,6 +235,23 @@ def token_maps_law(*names: str) -> Callable[[Tensors, Tensors, Resize], None]:
     return law
 
 
+# -- External attention -----------------------------------------------------------------------------------
+
+
+@two_branches
+def external_attention(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    tokens = x.flatten(0, 1)
+    q = linear(tokens, p, "mixer.q")
+    d = p["mixer.m_k.weight"].shape[1]
+    y = torch.empty_like(q)
+    for start in range(0, q.shape[1], d):
+        scores = torch.exp(linear(q[:, start : start + d], p, "mixer.m_k"))  # (N, S)
+        over_tokens = torch.stack([slot / sum(slot) for slot in scores.T], 1)
+        over_slots = torch.stack([token / (sum(token) + 1e-9) for token in over_tokens])
+        y[:, start : start + d] = linear(over_slots, p, "mixer.m_v")
+    return linear(y, p, "mixer.proj").view_as(x)
+
+
 ROWS = [
     Row(
         names={
@@ -304,6 +321,14 @@ ROWS = [
         equation=two_branches(synthesizer(computed_row)),
         resize="resampled",
         law=token_maps_law("mixer.scores.out_weight", "mixer.scores.out_bias"),
+        filters=set(),
+    ),
+    Row(
+        # counted by hand: DeiT-S's stem, table, norms, MLPs and head, 14,953,576, and 12 mixers of 1,189,888
+        names={"ea_s16": 29_232_232},
+        tiny={"heads": 8, "slots": 6},
+        equation=external_attention,
+        resize="resampled",  # the position table; no block has anything of a grid
         filters=set(),
     ),
 ]
