@@ -21,8 +21,8 @@ class Row:
         names: The registered names that have it, and their exact numbers of parameters. The first stands for
             all where one is enough.
         tiny: What a small model of it takes beside TINY.
-        equation: The block written out, in float64: its parameters and the tokens (H, W, D) of one image to
-            tokens.
+        equation: The block written out, in float64: its parameters and the tokens of one image, (H, W, D) or
+            with a class token (1 + N, D), to tokens.
         resize: 'resampled' if it has parameters that belong to a grid and go to others, 'fixed' if they
             cannot, 'free' if it has none.
         law: For 'resampled', asserts what the rule claims: parameters of a block before, after, and R, the
@@ -252,6 +252,16 @@ def external_attention(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     return linear(y, p, "mixer.proj").view_as(x)
 
 
+# -- FF-only ----------------------------------------------------------------------------------------------
+
+
+def ff_only(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    x = x + linear(gelu(linear(norm(x, p, "norm1"), p, "mlp1.fc1")), p, "mlp1.fc2")
+    channels = [norm(x[:, c], p, "norm2") for c in range(x.shape[1])]
+    mixed = [linear(gelu(linear(channel, p, "mlp2.fc1")), p, "mlp2.fc2") for channel in channels]
+    return x + torch.stack(mixed, 1)
+
+
 ROWS = [
     Row(
         names={
@@ -330,6 +340,12 @@ ROWS = [
         equation=external_attention,
         resize="resampled",  # the position table; no block has anything of a grid
         filters=set(),
+    ),
+    Row(
+        names={"ff_ti16": 7_676_332, "ff_b16": 61_943_020, "ff_l32": 206_363_576},
+        equation=ff_only,
+        resize="fixed",
+        filters={"hidden", "token"},
     ),
 ]
 
