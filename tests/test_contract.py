@@ -18,6 +18,11 @@ import gmlp_vision
 every_name = pytest.mark.parametrize("name", NAMES)
 
 
+def pool(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
+    """What the head takes of the features of a model that has its default pooling."""
+    return features[:, 0] if model.num_prefix_tokens else features.mean(1)
+
+
 # -- heads ----------------------------------------------------------------------------------------------
 
 
@@ -25,10 +30,10 @@ every_name = pytest.mark.parametrize("name", NAMES)
 def test_forward_is_head_of_features(name: str) -> None:
     model = tiny(name)
     features = model.forward_features(images())
-    assert features.shape == (2, 16, model.num_features)
+    assert features.shape == (2, model.num_prefix_tokens + 16, model.num_features)
     same(model(images()), model.forward_head(features))
     pooled = model.forward_head(features, pre_logits=True)
-    same(pooled, features.mean(1))
+    same(pooled, pool(model, features))
     assert pooled.shape == (2, model.head_hidden_size)
 
 
@@ -37,11 +42,11 @@ def test_without_classes_or_pooling(name: str) -> None:
     full, x = tiny(name), images()
     headless = tiny(name, num_classes=0)
     headless.load_state_dict({k: v for k, v in full.state_dict().items() if not k.startswith("head")})
-    same(headless(x), full.forward_features(x).mean(1))
+    same(headless(x), pool(full, full.forward_features(x)))
     unpooled = tiny(name, global_pool="")
     unpooled.load_state_dict(full.state_dict())
-    assert unpooled(x).shape == (2, 16, 5)
-    same(unpooled(x).mean(1), full(x))
+    assert unpooled(x).shape == (2, full.num_prefix_tokens + 16, 5)
+    same(pool(full, unpooled(x)), full(x))
     bare = tiny(name, num_classes=0, global_pool="")
     bare.load_state_dict(headless.state_dict())
     same(bare(x), full.forward_features(x))
@@ -54,12 +59,12 @@ def test_reset_classifier(name: str) -> None:
     model.reset_classifier(0)
     assert isinstance(model.get_classifier(), nn.Identity)
     assert model.num_classes == 0
-    same(model(images()), features.mean(1))
+    same(model(images()), pool(model, features))
     model.reset_classifier(3)  # from a model without a head
     assert model.get_classifier().weight.shape == (3, model.num_features)
     assert model.num_classes == 3
     model.reset_classifier(4, "")
-    assert model(images()).shape == (2, 16, 4)
+    assert model(images()).shape == (2, model.num_prefix_tokens + 16, 4)
     same(model.forward_features(images()), features)
     with pytest.raises(ValueError, match="'max'"):
         model.reset_classifier(4, "max")
@@ -81,10 +86,11 @@ def test_a_head_put_in_by_the_user_is_called_with_one_tensor() -> None:
 
 
 def block_outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """(B, N, D) of each block, without a class token."""
     x, outputs = model.embed(x), []
     for block in model.blocks:
         x = block(x)
-        outputs.append(x)
+        outputs.append(x.flatten(1, -2)[:, model.num_prefix_tokens :])
     return outputs
 
 
@@ -100,12 +106,12 @@ def test_forward_intermediates(name: str, indices: object, chosen: list[int]) ->
     same(final, model.forward_features(x))
     assert len(tokens) == len(chosen)
     for i, t in zip(chosen, tokens, strict=True):
-        same(t, expected[i].flatten(1, 2))
+        same(t, expected[i])
 
     maps = model.forward_intermediates(x, indices=indices, norm=True, intermediates_only=True)
     for i, m in zip(chosen, maps, strict=True):
         assert m.shape == (2, 16, 2, 3)
-        same(m.permute(0, 2, 3, 1), model.norm(expected[i]))
+        same(m.flatten(2).transpose(1, 2), model.norm(expected[i]))
 
 
 @every_name
@@ -115,7 +121,7 @@ def test_stop_early_runs_no_later_block(name: str) -> None:
         block.register_forward_hook(lambda *_, i=i: ran.append(i))
     final, tokens = model.forward_intermediates(images(), indices=[1], stop_early=True, output_fmt="NLC")
     assert ran == [0, 1]
-    same(final, model.norm(tokens[0]))
+    same(final[:, model.num_prefix_tokens :], model.norm(tokens[0]))
     ran.clear()
     model.forward_intermediates(images(), indices=[1])
     assert ran == [0, 1, 2]
@@ -323,7 +329,7 @@ def test_fx(name: str) -> None:
         with pytest.raises(ValueError, match="48 x 32"):
             traced(images(1, 3, 48, 32))
     extractor = create_feature_extractor(model, {"norm": "tokens"})
-    assert extractor(images())["tokens"].shape == (2, 4, 4, 16)
+    assert extractor(images())["tokens"].shape == ((2, 17, 16) if model.num_prefix_tokens else (2, 4, 4, 16))
 
 
 @every_name

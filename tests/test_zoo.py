@@ -55,8 +55,9 @@ def test_parameters_and_what_the_cfg_says(name: str) -> None:
 
 @every_row
 def test_block_is_its_equation(row: Row) -> None:
-    block = build(row).double().blocks[0]
-    x = images(3, 4, 16).double()
+    model = build(row).double()
+    block = model.blocks[0]
+    x = images(*((1 + 12, 16) if model.num_prefix_tokens else (3, 4, 16))).double()
     with torch.no_grad():
         y = block(x.unsqueeze(0))[0]
         expected = row.equation(dict(block.named_parameters()), x)

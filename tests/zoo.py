@@ -21,8 +21,8 @@ class Row:
         names: The registered names that have it, and their exact numbers of parameters. The first stands for
             all where one is enough.
         tiny: What a small model of it takes beside TINY.
-        equation: The block written out, in float64: its parameters and the tokens (H, W, D) of one image to
-            tokens.
+        equation: The block written out, in float64: its parameters and the tokens of one image, (H, W, D) or
+            with a class token (1 + N, D), to tokens.
         resize: 'resampled' if it has parameters that belong to a grid and go to others, 'fixed' if they
             cannot, 'free' if it has none.
         law: For 'resampled', asserts what the rule claims: parameters of a block before, after, and R, the
@@ -296,6 +296,93 @@ def offsets_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     assert len(grown) == 2 * len(w)
 
 
+# -- Synthesizer ------------------------------------------------------------------------------------------
+
+
+def synthesizer(
+    row: Callable[[Tensors, torch.Tensor, int, int], torch.Tensor], heads: int = 4
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The mixer, from a row of R: (parameters, tokens (N, D), token, head) to (N,)."""
+
+    def mixer(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        tokens, d = x.flatten(0, 1), x.shape[-1] // heads
+        v = linear(tokens, p, "mixer.v")
+        y = torch.empty_like(v)
+        for t in range(len(tokens)):
+            for head in range(heads):
+                weights = torch.exp(row(p, tokens, t, head))
+                channels = slice(head * d, (head + 1) * d)
+                y[t, channels] = sum(
+                    w / weights.sum() * value for w, value in zip(weights, v[:, channels], strict=True)
+                )
+        return linear(y, p, "mixer.proj").view_as(x)
+
+    return mixer
+
+
+def learned_row(p: Tensors, tokens: torch.Tensor, t: int, head: int) -> torch.Tensor:
+    return p["mixer.scores.weight"][t, :, head]
+
+
+def row_of_factors(p: Tensors, tokens: torch.Tensor, t: int, head: int) -> torch.Tensor:
+    a, b = p["mixer.scores.r1"], p["mixer.scores.r2"]
+    return torch.stack([(a[t, head] * b[s, head]).sum() for s in range(len(tokens))])
+
+
+def computed_row(p: Tensors, tokens: torch.Tensor, t: int, head: int) -> torch.Tensor:
+    reads, bias = p["mixer.scores.in_weight"][head], p["mixer.scores.in_bias"][head]
+    d = len(reads)
+    hidden = reads @ tokens[t, head * d : (head + 1) * d] + bias
+    hidden = torch.where(hidden > 0, hidden, 0.0)
+    return p["mixer.scores.out_weight"][:, head] @ hidden + p["mixer.scores.out_bias"][:, head]
+
+
+def both_sides_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """``R' = r R r^T`` of each head, r the resize."""
+    old, new = before["mixer.scores.weight"], after["mixer.scores.weight"]
+    r = resize(torch.eye(len(old), dtype=torch.float64))
+    for head in range(old.shape[-1]):
+        torch.testing.assert_close(new[..., head], r @ old[..., head] @ r.T, atol=1e-12, rtol=1e-10)
+
+
+def token_maps_law(*names: str) -> Callable[[Tensors, Tensors, Resize], None]:
+    """``P' = r P`` of these parameters, and no other changes."""
+
+    def law(before: Tensors, after: Tensors, resize: Resize) -> None:
+        for name, old in before.items():
+            expected = resize(old) if name in names else old
+            torch.testing.assert_close(after[name], expected, atol=1e-12, rtol=1e-10)
+
+    return law
+
+
+# -- External attention -----------------------------------------------------------------------------------
+
+
+@two_branches
+def external_attention(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    tokens = x.flatten(0, 1)
+    q = linear(tokens, p, "mixer.q")
+    d = p["mixer.m_k.weight"].shape[1]
+    y = torch.empty_like(q)
+    for start in range(0, q.shape[1], d):
+        scores = torch.exp(linear(q[:, start : start + d], p, "mixer.m_k"))  # (N, S)
+        over_tokens = torch.stack([slot / sum(slot) for slot in scores.T], 1)
+        over_slots = torch.stack([token / (sum(token) + 1e-9) for token in over_tokens])
+        y[:, start : start + d] = linear(over_slots, p, "mixer.m_v")
+    return linear(y, p, "mixer.proj").view_as(x)
+
+
+# -- FF-only ----------------------------------------------------------------------------------------------
+
+
+def ff_only(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    x = x + linear(gelu(linear(norm(x, p, "norm1"), p, "mlp1.fc1")), p, "mlp1.fc2")
+    channels = [norm(x[:, c], p, "norm2") for c in range(x.shape[1])]
+    mixed = [linear(gelu(linear(channel, p, "mlp2.fc1")), p, "mlp2.fc2") for channel in channels]
+    return x + torch.stack(mixed, 1)
+
+
 ROWS = [
     Row(
         names={
@@ -426,6 +513,42 @@ ROWS = [
         resize="resampled",
         law=offsets_law,
         filters={"kernel"},
+        names={"synthesizer_random_s16": 21_267_688, "synthesizer_random_ti16": 6_210_664},
+        tiny={"heads": 4},
+        equation=two_branches(synthesizer(learned_row)),
+        resize="resampled",
+        law=both_sides_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"synthesizer_factorized_s16": 18_727_528, "synthesizer_factorized_ti16": 4_940_584},
+        tiny={"heads": 4, "rank": 3},
+        equation=two_branches(synthesizer(row_of_factors)),
+        resize="resampled",
+        law=token_maps_law("mixer.scores.r1", "mixer.scores.r2"),
+        filters={"token"},
+    ),
+    Row(
+        names={"synthesizer_dense_s16": 19_718_536, "synthesizer_dense_ti16": 5_436_088},
+        tiny={"heads": 4},
+        equation=two_branches(synthesizer(computed_row)),
+        resize="resampled",
+        law=token_maps_law("mixer.scores.out_weight", "mixer.scores.out_bias"),
+        filters=set(),
+    ),
+    Row(
+        # counted by hand: DeiT-S's stem, table, norms, MLPs and head, 14,953,576, and 12 mixers of 1,189,888
+        names={"ea_s16": 29_232_232},
+        tiny={"heads": 8, "slots": 6},
+        equation=external_attention,
+        resize="resampled",  # the position table; no block has anything of a grid
+        filters=set(),
+    ),
+    Row(
+        names={"ff_ti16": 7_676_332, "ff_b16": 61_943_020, "ff_l32": 206_363_576},
+        equation=ff_only,
+        resize="fixed",
+        filters={"hidden", "token"},
     ),
 ]
 

@@ -105,9 +105,11 @@ def source_size(
         name = next(iter(rules), None)
         if name is None:
             raise
-        # a single row of as many tokens as the first tensor has rows: if not even that, a tensor is misshapen
+        # a single row of as many tokens as the first tensor has rows, one of which may be the class token's:
+        # if not even that, a tensor is misshapen
         shape = tuple(tensors[name].shape) if name in tensors else ()
-        if not shape or at(_pixels((1, shape[0]), stem.reduction)) is None:
+        rows = [shape[0], shape[0] - getattr(model, "num_prefix_tokens", 0)] if shape else []
+        if all(at(_pixels((1, n), stem.reduction)) is None for n in rows):
             return None
         raise CheckpointError(f"{name} is {shape}: {error}") from error
 
