@@ -513,6 +513,8 @@ ROWS = [
         resize="resampled",
         law=offsets_law,
         filters={"kernel"},
+    ),
+    Row(
         names={"synthesizer_random_s16": 21_267_688, "synthesizer_random_ti16": 6_210_664},
         tiny={"heads": 4},
         equation=two_branches(synthesizer(learned_row)),
