@@ -287,6 +287,13 @@ def test_what_a_folder_says_by_default_is_held_against_the_model(name: str, tmp_
         gmlp_vision.load_checkpoint(tiny(name, norm_eps=0.1), tmp_path)
 
 
+@every_name
+def test_a_class_token_only_where_blocks_take_a_row(name: str) -> None:
+    if not tiny(name).num_prefix_tokens:
+        with pytest.raises(ValueError, match="class_token is True"):
+            tiny(name, class_token=True)
+
+
 # -- copies ---------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from timm.models import save_for_hf
 from tiny import TINY, images, perturb, same, same_weights, tiny
 from torch.nn import functional
 
@@ -196,12 +197,9 @@ def test_init_std_is_that_at_the_start() -> None:
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
-def test_another_count_of_tokens_is_refused_where_any_size_is_allowed() -> None:
-    fixed, model = tiny("ff_ti16"), tiny("ff_ti16", dynamic_img_size=True)
-    model.load_state_dict(fixed.state_dict())
-    same(model(images()), fixed(images()))
-    with pytest.raises(ValueError, match=r"there are 25 tokens; expected 17: FF-only is made for one count"):
-        model(images(1, 3, 32, 48))
+def test_it_is_not_made_for_images_of_any_size() -> None:
+    with pytest.raises(ValueError, match=r"dynamic_img_size is True.*one count of tokens"):
+        timm.create_model("ff_ti16", dynamic_img_size=True)
 
 
 def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -228,3 +226,11 @@ def test_it_is_never_without_positions_or_a_class_token(name: str) -> None:
 def test_a_wrong_rate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"proj_drop_rate is 1\.0"):
         timm.create_model("ff_ti16", **TINY, proj_drop_rate=1.0)
+
+
+def test_what_it_pools_is_held_against_the_model(tmp_path: Path) -> None:
+    save_for_hf(tiny("ff_ti16"), tmp_path, safe_serialization=True)
+    load_checkpoint(tiny("ff_ti16"), tmp_path)
+    load_checkpoint(tiny("ff_ti16", global_pool=""), tmp_path)
+    with pytest.raises(CheckpointError, match=r"global_pool=token.*global_pool=avg"):
+        load_checkpoint(tiny("ff_ti16", global_pool="avg"), tmp_path)

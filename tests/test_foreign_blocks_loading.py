@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
-from tiny import images, perturb, same, same_weights
+from tiny import images, perturb, same, same_weights, tiny
 from torch import nn
 from toys import SMALL, BatchNormed, Fixed, OfARow, Shifted
+from zoo import tiny_kwargs
 
 from gmlp_vision import CheckpointError, load_checkpoint
 from gmlp_vision.checkpoints import checkpoint_filter_fn
@@ -162,3 +164,32 @@ def test_a_grid_of_positions_that_nothing_tells(tmp_path: Path) -> None:
     model = make("positions")
     report = load_checkpoint(model, path, grid=(2, 5))
     assert report.notes == ["the file's grid is 2 x 5 tokens, as given"]
+
+
+def test_init_weights_draws_a_batch_norm_anew() -> None:
+    model = make("batch norm")
+    model.init_weights()
+    norm = model.blocks[0].norm
+    assert (norm.weight == 1).all()
+    assert (norm.bias == 0).all()
+    assert (norm.running_mean == 0).all()
+    assert (norm.running_var == 1).all()
+
+
+def test_positions_go_along_to_another_image_size() -> None:
+    model = make("positions")
+    old = model.pos_embed.weight.detach().clone()
+    model.set_input_size((24, 8))
+    assert torch.equal(model.pos_embed.weight, resample_map(old, (4, 4), (6, 2)))
+    assert model(images(2, 3, 24, 8)).std() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["s2mlp_deep", "aft_simple_s16"])
+def test_a_family_without_spatial_matrices_takes_pretrained_weights(name: str, tmp_path: Path) -> None:
+    source = tiny(name)
+    saved(source, tmp_path / "x.pth")
+    overlay = {"file": str(tmp_path / "x.pth"), "num_classes": 5}
+    kwargs = {**tiny_kwargs(name), "img_size": 48, "pretrained": True, "pretrained_cfg_overlay": overlay}
+    model = timm.create_model(name, **kwargs).eval()
+    assert same_weights(model, source)
+    same(model(images(2, 3, 32, 32)), source(images(2, 3, 32, 32)))

@@ -421,3 +421,12 @@ def test_blocks_that_are_compiled_or_wrapped_together_run_so() -> None:
     model.blocks = Counted(*blocks)
     torch.testing.assert_close(model(images()), expected, atol=1e-6, rtol=1e-5)
     assert calls == [1]
+
+
+@pytest.mark.parametrize("name", ["forward", "__call__"])
+def test_a_patch_of_the_class_that_holds_the_blocks_is_obeyed(name: str) -> None:
+    model = tiny()
+    expected = model(images())
+    with mock.patch.object(nn.Sequential, name, lambda self, x: x.flip(-1)):
+        assert (model(images()) - expected).abs().max() > 1e-3
+    torch.testing.assert_close(model(images()), expected)

@@ -45,6 +45,8 @@ class BatchNormed(nn.Module):
 class OfARow(Shifted):
     """Takes (B, 1 + N, D), as behind a class token."""
 
+    CLASS_TOKEN = True
+
 
 class Signed(nn.Module):
     """Its sign is seen in no tensor."""

@@ -81,7 +81,8 @@ def build(
     made = _create(identity, checkpoint, size, img_size=img_size, num_classes=classes)
     report = Report(checkpoint.source, checkpoint.weights, identity.layout, dropped=dict(identity.dropped))
     made.load_state_dict(adapt(account(identity.tensors, made, report), made, report, size))
-    assert size is not None  # else a tensor is misshapen, and adapt said so
+    if size is None:  # a tensor is misshapen, and adapt has said which
+        raise CheckpointError(f"{checkpoint.source}: no image size gives its tensors their shapes")
     if size.grids or not hasattr(made, "grids"):  # else no tensor depends on it
         report.notes = [grid_note(size)]
         report.doubtful = size.doubtful

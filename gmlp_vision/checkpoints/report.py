@@ -11,7 +11,7 @@ class Report:
     Attributes:
         source: What was read.
         weights: 'ema' or 'raw'; 'ema or raw' where timm read the file, which takes EMA first.
-        layout: Whose names the file has, a key of LAYOUTS.
+        layout: Whose names the file has, 'timm' for this package's own, or a key of its family's LAYOUTS.
         loaded: Tensors taken as they were.
         adapted: Tensors changed on the way in, and how.
         dropped: Tensors of the file that the model has no use for, and why.

@@ -39,6 +39,8 @@ EMPTY = Cache((), {})
 class GridTied(nn.Module):
     """A layer that has a rule for each of its parameters that belong to a grid.
 
+    It does not check the grid of its input; the trunk checks the image's size.
+
     Attributes:
         RULES: The rule of each, by the parameter's name.
         grid_size: The grid that the parameters belong to.

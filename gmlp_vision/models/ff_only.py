@@ -54,15 +54,6 @@ def one_number_a_token(grid_size: Grid) -> tuple[int, ...]:
     return (1 + grid_size[0] * grid_size[1],)
 
 
-def check_tokens(x: torch.Tensor, count: int) -> None:
-    """Refuses another count of tokens than the layer was made for."""
-    if x.shape[1] != count:
-        raise ValueError(f"there are {x.shape[1]} tokens; expected {count}: {ONE_SIZE}")
-
-
-torch.fx.wrap("check_tokens")
-
-
 class TokenNorm(GridTied):
     """LayerNorm over the tokens of each channel, and the transpose with it.
 
@@ -72,9 +63,6 @@ class TokenNorm(GridTied):
         device, dtype: of the parameters.
 
     Shape: (B, n, D) -> (B, D, n).
-
-    Raises:
-        ValueError: In a call, another count of tokens.
     """
 
     RULES = {  # noqa: RUF012  a ClassVar in the base
@@ -97,8 +85,6 @@ class TokenNorm(GridTied):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.dynamic:
-            check_tokens(x, self.weight.shape[0])
         return functional.layer_norm(
             x.transpose(1, 2), self.weight.shape, self.weight, self.bias, self.norm_eps
         )
@@ -119,8 +105,10 @@ class FfBlock(nn.Module):
     Shape: (B, n, D) -> (B, n, D).
 
     Raises:
-        ValueError: A rate outside what is listed above; in a call, another count of tokens.
+        ValueError: A rate outside what is listed above.
     """
+
+    CLASS_TOKEN = True  # it takes the tokens as a row, one for the class first
 
     def __init__(
         self,

@@ -37,7 +37,8 @@ class Isotropic(Trunk):
         depth: Number of blocks.
         stem_norm: Whether a LayerNorm follows the patch embedding.
         pos_embed: Whether a learned vector is added to each token.
-        class_token: Whether a learned token stands before those of the image.
+        class_token: Whether a learned token stands before those of the image. Only for blocks whose class
+            says `CLASS_TOKEN = True`: they take the tokens as a row.
         drop_rate: Dropout before the head, in [0, 1).
         drop_path_rate: Stochastic depth: probability that a sample skips a block, in [0, 1).
         drop_path_rule: 'linear' ramps it from 0 at the first block to `drop_path_rate` at the last;
@@ -119,6 +120,11 @@ class Isotropic(Trunk):
         self.blocks = nn.Sequential(
             *(block(embed_dim, grid_size, drop_path=rate, norm_eps=norm_eps, **dd, **own) for rate in rates)
         )
+        if class_token and not all(getattr(type(b), "CLASS_TOKEN", False) for b in self.blocks):
+            raise ValueError(
+                f"class_token is True, and {type(self.blocks[0]).__name__} mixes tokens on their grid, "
+                "where a class token has no place: leave it out"
+            )
         # one number a block, so the larger side of a patch that is not square, as in timm
         reduction = max(self.stem.patch_size)
         self.feature_info = [
@@ -157,8 +163,15 @@ class Isotropic(Trunk):
     def settings(self) -> dict[str, Any]:
         """The arguments of the constructor that change what a model computes, whatever its tensors."""
         # a class among them is the family's choice, and no config can say it
-        own = {k: v for k, v in self.block_args.items() if not (k.endswith("_rate") or isinstance(v, type))}
-        return {"norm_eps": self.norm_eps, "final_norm": not isinstance(self.norm, nn.Identity), **own}
+        own = {k: v for k, v in self.block_args.items() if not (shown_or_forgotten(k) or isinstance(v, type))}
+        # no pooling at all is a way to look at a model, not another one
+        pool = {"global_pool": self.global_pool} if self.num_prefix_tokens and self.global_pool else {}
+        return {
+            "norm_eps": self.norm_eps,
+            "final_norm": not isinstance(self.norm, nn.Identity),
+            **pool,
+            **own,
+        }
 
     def pruned_args(self, prune_norm: bool) -> dict[str, Any]:
         args: dict[str, Any] = {"depth": len(self.blocks)}
@@ -190,6 +203,11 @@ class Isotropic(Trunk):
             "stem": r"^(?:stem|pos_embed|cls_token)",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
+
+
+def shown_or_forgotten(argument: str) -> bool:
+    """Whether shapes show an argument of a block, or training alone asks for it."""
+    return argument == "mlp_ratio" or argument.endswith("_rate") or argument.startswith("init_")
 
 
 def default_args(block: Callable[..., nn.Module]) -> dict[str, Any]:

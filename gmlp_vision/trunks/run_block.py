@@ -13,6 +13,8 @@ from torch import nn
 from gmlp_vision.layers.fast_form import is_plain
 from gmlp_vision.layers.observed import is_observed
 
+FORWARD = nn.Sequential.forward
+
 
 def choose(block: nn.Module, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """What to call with `x`, once or, as activation checkpointing does, again in the backward pass.
@@ -29,6 +31,8 @@ def is_watched(blocks: nn.Module, x: torch.Tensor) -> bool:
     """Whether a row of blocks must be called as the module that holds them, for hooks or a trace."""
     return (
         type(blocks) is not nn.Sequential
+        or nn.Sequential.forward is not FORWARD
+        or nn.Sequential.__call__ is not nn.Module.__call__
         or bool(blocks._forward_hooks or blocks._forward_pre_hooks)
         or bool(blocks._backward_hooks or blocks._backward_pre_hooks)
         or "forward" in vars(blocks)

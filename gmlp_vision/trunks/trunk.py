@@ -18,7 +18,7 @@ from timm.models import named_apply
 from timm.models._input import update_model_args, update_model_input_size
 from torch import nn
 
-from gmlp_vision.layers.grid_tied import carry, tied_layers
+from gmlp_vision.layers.grid_tied import any_size, carry, tied_layers
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks.checks import check_pool, check_rate
 from gmlp_vision.trunks.init import init_layer
@@ -91,6 +91,9 @@ class Trunk(nn.Module):
         """The head, and what can only be said once all layers are there."""
         self.head_drop = nn.Dropout(self.drop_rate)
         self.head = self._new_head(device, dtype)
+        kind, why = any_size(self)
+        if self.dynamic_img_size and kind == "fixed":
+            raise ValueError(f"dynamic_img_size is True, but the model has one size: {why}")
         for layer in tied_layers(self).values():
             layer.dynamic = self.dynamic_img_size
         self.fixed_input_size = bool(tied_layers(self)) and not self.dynamic_img_size
