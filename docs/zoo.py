@@ -100,6 +100,8 @@ def weights(name: str) -> str:
             places.append(f"[{cfg.hf_hub_id}](https://huggingface.co/{cfg.hf_hub_id})")
         elif cfg.file:
             places.append(f"[in this package](../weights/{tag}/README.md)")
+        elif cfg.url:
+            places.append(f"[{cfg.url.rpartition('/')[2]}]({cfg.url})")
     return ", ".join(places) or "none public"
 
 

@@ -114,12 +114,12 @@ def test_such_a_file_is_known_by_its_tensors_and_goes_back_to_the_same(tmp_path:
     assert same_weights(torch.load(tmp_path / "again.pth", weights_only=True), state)
 
 
-def test_timms_way_takes_their_file(tmp_path: Path) -> None:
-    torch.save({"model": authors_state()}, tmp_path / "theirs.pth")
-    overlay = {"file": str(tmp_path / "theirs.pth"), "num_classes": 5}
-    model = timm.create_model(
-        "ff_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **{**SIZE, "num_classes": 5}
-    )
+@pytest.mark.parametrize("key", ["file", "url"])
+def test_timms_way_takes_their_file(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    path = file_of(authors_state(), tmp_path / "theirs.pth")
+    overlay = {key: str(path) if key == "file" else path.as_uri(), "num_classes": 5}
+    model = timm.create_model("ff_ti16", pretrained=True, pretrained_cfg_overlay=overlay, **SIZE)
     x = images(2, 3, 224, 224)
     expected = authors_forward(authors_state(), x.double()).float()
     torch.testing.assert_close(model.eval()(x), expected, rtol=1e-4, atol=1e-4)

@@ -44,6 +44,7 @@ def test_what_is_counted(zoo: ModuleType) -> None:
     assert zoo.describe("s2mlp_deep").filters == ()
     assert "shift" in zoo.describe("s2mlp_deep").no_filters[0]
     assert zoo.describe("resmlp_12_224").any_size == "fixed"
+    assert zoo.describe("ff_ti16").weights.startswith("[linear-tiny-checkpoint.pth](https://github.com/")
 
 
 def test_a_readme_without_its_marks_is_refused(zoo: ModuleType) -> None:

@@ -1,9 +1,11 @@
 """A registered model through timm's builder: the same few lines for every family."""
 
+import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from timm.models import build_model_with_cfg
 
 from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors
@@ -52,7 +54,8 @@ def create(
     overlay = {**(kwargs.pop("pretrained_cfg_overlay", None) or {}), "fixed_input_size": True}
     if overlay.keys() & {"hf_hub_id", "url"}:
         overlay.setdefault("file", None)  # timm would take the cfg's own file before them
-    with explain_hub_errors(variant):
+    # many released files hold the arguments of their training, a Namespace, which is data and runs nothing
+    with explain_hub_errors(variant), torch.serialization.safe_globals([argparse.Namespace]):
         built: Any = build_model_with_cfg(
             partial(model, **sizes[variant]),
             variant,
