@@ -77,29 +77,29 @@ def resample_map(values: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.
 
 
 def crop_or_pad_offsets(table: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
-    """A number for each offset between two tokens of a grid, for the offsets of another grid.
+    """What belongs to each offset between two tokens of a grid, for the offsets of another grid.
 
-    Equal offsets keep their number; those that the old grid does not have get 0. So what grows comes back
+    Equal offsets keep their numbers; those that the old grid does not have get 0. So what grows comes back
     exactly. Differentiable.
 
     Args:
-        table: (2 H - 1, 2 W - 1); [H - 1 + i, W - 1 + j] is for i rows down and j columns right.
+        table: (2 H - 1, 2 W - 1, ...); [H - 1 + i, W - 1 + j] is for i rows down and j columns right.
         old_grid: (H, W), in tokens.
         new_grid: (H', W'), in tokens.
 
     Returns:
-        (2 H' - 1, 2 W' - 1).
+        (2 H' - 1, 2 W' - 1, ...).
 
     Raises:
         ValueError: `table` is not of the old grid, or a grid has no tokens.
     """
     check_grids(old_grid, new_grid)
-    if table.shape != offsets_of(old_grid):
+    if table.shape[:2] != offsets_of(old_grid):
         raise ValueError(
             f"the table is {tuple(table.shape)}; over grid {old_grid} it must be {offsets_of(old_grid)}"
         )
     rows, columns = (new - old for new, old in zip(new_grid, old_grid, strict=True))  # at either end
-    return nn.functional.pad(table, (columns, columns, rows, rows))
+    return nn.functional.pad(table, [0, 0] * (table.ndim - 2) + [columns, columns, rows, rows])
 
 
 def offsets_of(grid_size: Grid) -> tuple[int, int]:
