@@ -107,6 +107,13 @@ def offsets_of(grid_size: Grid) -> tuple[int, int]:
     return 2 * grid_size[0] - 1, 2 * grid_size[1] - 1
 
 
+def grid_of_offsets(sizes: tuple[int, ...]) -> Grid | None:
+    """The grid of a table of offsets with these sizes; None if it is of none."""
+    if len(sizes) < 2 or sizes[0] % 2 == 0 or sizes[1] % 2 == 0:
+        return None
+    return (sizes[0] + 1) // 2, (sizes[1] + 1) // 2
+
+
 @dataclass(frozen=True)
 class Rule:
     """How a parameter that belongs to a token grid goes to another one.
@@ -116,11 +123,13 @@ class Rule:
             ValueError that says why.
         leading: The first sizes of the tensor on a grid: they tell whether a file's tensor fits a grid.
         refusal: Why there is no other grid for it, or ''.
+        grid_of: The only grid on which a tensor has these sizes, where they tell it; else None.
     """
 
     carry: Callable[[torch.Tensor, Grid, Grid], torch.Tensor]
     leading: Callable[[Grid], tuple[int, ...]]
     refusal: str = ""
+    grid_of: Callable[[tuple[int, ...]], Grid | None] = lambda sizes: None
 
     def fits(self, tensor: torch.Tensor, grid: Grid) -> bool:
         """Whether the tensor may be one of this grid."""
@@ -139,7 +148,7 @@ def fixed(why: str, leading: Callable[[Grid], tuple[int, ...]]) -> Rule:
 
 OPERATOR = Rule(resample_operator, lambda grid: (grid[0] * grid[1],) * 2)
 TOKEN_MAP = Rule(resample_map, lambda grid: (grid[0] * grid[1],))
-OFFSETS = Rule(crop_or_pad_offsets, offsets_of)
+OFFSETS = Rule(crop_or_pad_offsets, offsets_of, grid_of=grid_of_offsets)
 
 
 @torch.compiler.assume_constant_result  # a compiled model then holds them; it need not make them in each call
