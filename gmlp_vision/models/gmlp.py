@@ -15,7 +15,7 @@ With "lrpe" or "gqpe" W is PosMLP's, https://arxiv.org/abs/2207.07284, one for e
 gMLP-S with gqpe, but for the unit's norm, which PosMLP leaves out and which stays here. The 16 groups are the
 default of the authors' unit.
 
-Names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
+By default names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,8 @@ from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_rate
 
 SOURCE = (
-    "Equal to timm's gMLP, so its released weights load as they are; `gmlp_pico4` is this project's own size."
+    "Equal to timm's gMLP, so its released weights load as they are; `gmlp_pico4` is this "
+    "project's own size, and the other units and kinds of W are readings of the papers."
 )
 
 
