@@ -296,6 +296,35 @@ def offsets_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     assert len(grown) == 2 * len(w)
 
 
+# -- LightConv, DynamicConv -------------------------------------------------------------------------------
+
+
+def softmax_conv(
+    logits: Callable[[Tensors, torch.Tensor], torch.Tensor],
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The mixer, from w of a token: (parameters, the token after GLU) to (heads, side, side)."""
+
+    def mixer(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        a, b = linear(x, p, "mixer.fc").split(x.shape[-1], dim=-1)
+        z = a / (1 + torch.exp(-b))
+        y = torch.zeros_like(z)
+        for t in places(x):
+            weights = torch.exp(logits(p, z[t]))
+            weights = weights / weights.sum((1, 2), keepdim=True)
+            heads, half = len(weights), weights.shape[1] // 2
+            for s in places(x):
+                i, j = s[0] - t[0] + half, s[1] - t[1] + half
+                if 0 <= i <= 2 * half and 0 <= j <= 2 * half:
+                    y[t] += weights[:, i, j].repeat_interleave(x.shape[-1] // heads) * z[s]
+        return linear(y, p, "mixer.proj")
+
+    return mixer
+
+
+def of_the_token(p: Tensors, z: torch.Tensor) -> torch.Tensor:
+    return (p["mixer.kernel_fc.weight"] @ z).view(4, 3, 3)
+
+
 # -- Synthesizer ------------------------------------------------------------------------------------------
 
 
@@ -551,6 +580,20 @@ ROWS = [
         equation=ff_only,
         resize="fixed",
         filters={"hidden", "token"},
+    ),
+    Row(
+        names={"lightconv_s16": 20_209_960},
+        tiny={"heads": 4, "kernel_size": 3},
+        equation=two_branches(softmax_conv(lambda p, z: p["mixer.weight"])),
+        resize="free",
+        filters={"kernel"},
+    ),
+    Row(
+        names={"dynamicconv_s16": 23_813_224},
+        tiny={"heads": 4, "kernel_size": 3},
+        equation=two_branches(softmax_conv(of_the_token)),
+        resize="free",
+        filters=set(),
     ),
 ]
 
