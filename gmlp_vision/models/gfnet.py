@@ -41,7 +41,7 @@ from gmlp_vision.trunks import Isotropic, cfg, create
 
 torch.fx.wrap("filter_frequencies")
 
-SOURCE = "Faithful to the released code and to its files, under whose names the weights load."
+SOURCE = "Faithful to the released code, whose names it reads and writes; no released file was at hand."
 
 FILTER_STD = 0.02  # of each part of K at the start
 
