@@ -11,7 +11,7 @@ from torch.nn import functional
 from zoo import tiny_kwargs
 
 from gmlp_vision.checkpoints import build, convert_file, load_checkpoint
-from gmlp_vision.errors import UserError
+from gmlp_vision.errors import CheckpointError, UserError
 from gmlp_vision.layers import fourier
 from gmlp_vision.layers.fourier import filter_frequencies
 from gmlp_vision.models.gfnet import (
@@ -241,6 +241,24 @@ def test_a_bare_file_that_is_not_square_is_told_its_grid(tmp_path: Path) -> None
     model = make(img_size=(24, 40))
     torch.save(model.state_dict(), tmp_path / "some.pth")
     assert same_weights(build(tmp_path / "some.pth", grid=(3, 5)).model, model)
+
+
+@pytest.mark.parametrize("name", ["gfnet_ti", "gfnet_ti.raoyongming_in1k"])
+def test_files_behind_a_page_are_fetched_by_hand(name: str, tmp_path: Path) -> None:
+    told = (
+        rf"the weights of {name} are behind a page, https://drive\.google\.com/\S+: .*'gfnet_ti', .*file=FILE"
+    )
+    with pytest.raises(CheckpointError, match=told):
+        timm.create_model(name, pretrained=True, depth=1)
+    with pytest.raises(CheckpointError, match=told):
+        load_checkpoint(make(), name)
+    model = make()
+    torch.save({"model": released_state()}, tmp_path / "by_hand.pth")
+    overlay = {"file": str(tmp_path / "by_hand.pth")}
+    kwargs = {**tiny_kwargs("gfnet_ti"), "pretrained_cfg_overlay": overlay}
+    loaded = timm.create_model(name, pretrained=True, **kwargs)
+    load_checkpoint(model, tmp_path / "by_hand.pth")
+    assert same_weights(loaded, model)
 
 
 def test_all_names_have_the_authors_preprocessing_and_licence() -> None:

@@ -20,9 +20,9 @@ MODULES = sorted(ROOT.rglob("*.py"))
 GROUND_UP = [
     {"atomic", "errors"},
     {"shipped"},
-    {"layers.observed", "layers.resample", "layers.linear"},
+    {"layers.observed", "layers.resample", "layers.linear", "layers.precision"},
     {"layers.ask", "layers.fast_form", "layers.grid_tied"},
-    {"layers.position", "layers.spatial_projection", "layers.toeplitz"},
+    {"layers.position", "layers.spatial_projection", "layers.toeplitz", "layers.posmlp"},
     {"layers.spatial_gating"},
     {"layers"},
     {"checkpoints"},

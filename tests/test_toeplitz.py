@@ -13,7 +13,7 @@ from gmlp_vision.checkpoints import build, convert_file
 from gmlp_vision.errors import UserError
 from gmlp_vision.layers import SpatialProjection
 from gmlp_vision.layers.ask import operators
-from gmlp_vision.layers.resample import crop_or_pad_offsets
+from gmlp_vision.layers.resample import OFFSETS, crop_or_pad_offsets
 from gmlp_vision.layers.spatial_gating import UNITS
 from gmlp_vision.layers.toeplitz import ToeplitzProjection, toeplitz_matrix
 from gmlp_vision.models.gmlp import GMlp, GMlpBlock
@@ -170,6 +170,22 @@ def test_a_bare_file_is_known_by_its_table(tmp_path: Path) -> None:
     assert build(timm.create_model(NAME).state_dict()).identity.name == NAME
     with pytest.raises(CheckpointError, match=r"proj\.table"):
         load_checkpoint(tiny(), tmp_path / "bare.pth")
+
+
+def test_the_table_tells_the_grid() -> None:
+    model = tiny(NAME, img_size=(24, 64))
+    built = build(model.state_dict())
+    assert (built.grid, built.how) == ((3, 8), "by the shapes of its tensors")
+    assert not built.report.doubtful
+    same(built.model(images(2, 3, 24, 64)), model(images(2, 3, 24, 64)))
+    with pytest.raises(CheckpointError, match=r"the grid 4 x 6 is given, and .* those of 3 x 8"):
+        build(model.state_dict(), grid=(4, 6))  # as many tokens
+
+
+@pytest.mark.parametrize("shape", [(6, 7), (7, 6), (7,), ()])
+def test_sizes_that_no_table_has(shape: tuple[int, ...]) -> None:
+    assert OFFSETS.grid_of((7, 9)) == (4, 5)
+    assert OFFSETS.grid_of(shape) is None
 
 
 def test_a_file_at_another_size(tmp_path: Path) -> None:

@@ -140,10 +140,39 @@ def of_offset(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int
     return p["mlp_channels.gate.proj.table"][s[0] - t[0] + x.shape[0] - 1, s[1] - t[1] + x.shape[1] - 1]
 
 
+def by_group(numbers: torch.Tensor, p: Tensors) -> torch.Tensor:
+    """One number a group, as one a channel of W."""
+    return numbers.repeat(len(p["mlp_channels.gate.norm.weight"]) // len(numbers))
+
+
+def of_grouped_offset(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    return by_group(of_offset(p, x, t, s), p)
+
+
+def of_gaussian(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    centers, spreads = p["mlp_channels.gate.proj.centers"], p["mlp_channels.gate.proj.spreads"]
+
+    def score(to: tuple[int, int]) -> torch.Tensor:
+        away = torch.tensor([to[0] - t[0], to[1] - t[1]], dtype=x.dtype) - centers
+        precision = torch.einsum("gij,gkj->gik", spreads, spreads)
+        return torch.exp(-torch.einsum("gi,gik,gk->g", away, precision, away) / 2)
+
+    return by_group(score(s) / sum(score(to) for to in places(x)), p)
+
+
+def gaussian_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """The Gaussian stays, and ``b' = R b``."""
+    for name in ("centers", "spreads"):
+        assert after[f"mlp_channels.gate.proj.{name}"] is before[f"mlp_channels.gate.proj.{name}"]
+    old, new = (p["mlp_channels.gate.proj.bias"] for p in (before, after))
+    torch.testing.assert_close(new, resize(old), atol=1e-12, rtol=1e-10)
+
+
 def offset_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     """From 3 x 4 to 4 x 6 tokens: equal offsets keep their number, new ones have 0, and ``b' = R b``."""
-    expected = torch.zeros(7, 11, dtype=torch.float64)
-    expected[1:6, 2:9] = before["mlp_channels.gate.proj.table"]
+    table = before["mlp_channels.gate.proj.table"]
+    expected = torch.zeros(7, 11, *table.shape[2:], dtype=torch.float64)
+    expected[1:6, 2:9] = table
     assert torch.equal(after["mlp_channels.gate.proj.table"], expected)
     old, new = (p["mlp_channels.gate.proj.bias"] for p in (before, after))
     torch.testing.assert_close(new, resize(old), atol=1e-12, rtol=1e-10)
@@ -296,6 +325,35 @@ def offsets_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     assert len(grown) == 2 * len(w)
 
 
+# -- LightConv, DynamicConv -------------------------------------------------------------------------------
+
+
+def softmax_conv(
+    logits: Callable[[Tensors, torch.Tensor], torch.Tensor],
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The mixer, from w of a token: (parameters, the token after GLU) to (heads, side, side)."""
+
+    def mixer(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        a, b = linear(x, p, "mixer.fc").split(x.shape[-1], dim=-1)
+        z = a / (1 + torch.exp(-b))
+        y = torch.zeros_like(z)
+        for t in places(x):
+            weights = torch.exp(logits(p, z[t]))
+            weights = weights / weights.sum((1, 2), keepdim=True)
+            heads, half = len(weights), weights.shape[1] // 2
+            for s in places(x):
+                i, j = s[0] - t[0] + half, s[1] - t[1] + half
+                if 0 <= i <= 2 * half and 0 <= j <= 2 * half:
+                    y[t] += weights[:, i, j].repeat_interleave(x.shape[-1] // heads) * z[s]
+        return linear(y, p, "mixer.proj")
+
+    return mixer
+
+
+def of_the_token(p: Tensors, z: torch.Tensor) -> torch.Tensor:
+    return (p["mixer.kernel_fc.weight"] @ z).view(4, 3, 3)
+
+
 # -- Synthesizer ------------------------------------------------------------------------------------------
 
 
@@ -441,6 +499,22 @@ ROWS = [
         filters={"token"},
     ),
     Row(
+        names={"gmlp_s16_lrpe": 18_620_096},
+        tiny={"groups": 4},
+        equation=gmlp(split, of_grouped_offset),
+        resize="resampled",
+        law=offset_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"gmlp_s16_gqpe": 18_273_056},
+        tiny={"groups": 4},
+        equation=gmlp(split, of_gaussian),
+        resize="resampled",
+        law=gaussian_law,
+        filters={"token"},
+    ),
+    Row(
         names={"amlp_ti16": 7_353_408, "amlp_s16": 22_394_816, "amlp_b16": 79_019_712},
         tiny={"attn_dim": 8},
         equation=amlp,
@@ -551,6 +625,20 @@ ROWS = [
         equation=ff_only,
         resize="fixed",
         filters={"hidden", "token"},
+    ),
+    Row(
+        names={"lightconv_s16": 20_209_960},
+        tiny={"heads": 4, "kernel_size": 3},
+        equation=two_branches(softmax_conv(lambda p, z: p["mixer.weight"])),
+        resize="free",
+        filters={"kernel"},
+    ),
+    Row(
+        names={"dynamicconv_s16": 23_813_224},
+        tiny={"heads": 4, "kernel_size": 3},
+        equation=two_branches(softmax_conv(of_the_token)),
+        resize="free",
+        filters=set(),
     ),
 ]
 

@@ -3,7 +3,7 @@
 from gmlp_vision.checkpoints.build import Built, build
 from gmlp_vision.checkpoints.convert import convert_file
 from gmlp_vision.checkpoints.describe import describe
-from gmlp_vision.checkpoints.hub import explain_hub_errors
+from gmlp_vision.checkpoints.hub import explain_hub_errors, refuse_page
 from gmlp_vision.checkpoints.load import checkpoint_filter_fn, load_checkpoint
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
@@ -21,4 +21,5 @@ __all__ = [
     "explain_hub_errors",
     "load_checkpoint",
     "read_checkpoint",
+    "refuse_page",
 ]

@@ -16,6 +16,7 @@ from gmlp_vision.layers.grid_tied import tied_layers
 from gmlp_vision.layers.resample import Grid, Rule
 
 BY_CFG = "by the input_size of the model's pretrained cfg"
+BY_SHAPE = "by the shapes of its tensors"
 GUESSED = "guessed to be square, since nothing states it"
 ADVICE = (
     "give `grid=(H, W)`, on the command line `--grid H W`, or on timm's way the image's `input_size` in "
@@ -92,6 +93,16 @@ def source_size(
             return None
         return grids if _fit(tensors, rules, grids) else None
 
+    for told in _told(tensors, rules):
+        grids = at(_pixels(told, stem.reduction))
+        if grids is None:  # another tensor is misshapen, or a layer has another grid than the stem
+            continue
+        if grid not in (None, told):
+            raise CheckpointError(
+                f"the grid {grid[0]} x {grid[1]} is given, and the shapes of the file's tensors are those of "
+                f"{told[0]} x {told[1]}"
+            )
+        return SourceSize(grids, _pixels(told, stem.reduction), told, BY_SHAPE)
     image = None
     if own or not rules:
         (height, width), _ = model.sizes(None, None)
@@ -193,6 +204,14 @@ def _stated(
     for image, how, doubtful in candidates:
         if image is not None:
             yield image, how, doubtful
+
+
+def _told(tensors: Tensors, rules: Mapping[str, tuple[str, Rule]]) -> Iterator[Grid]:
+    """The grids that single tensors tell by their shapes."""
+    for name, (_, rule) in rules.items():
+        told = rule.grid_of(tuple(tensors[name].shape)) if name in tensors else None
+        if told is not None:
+            yield told
 
 
 def _squares(reduction: Grid) -> Iterable[Grid]:

@@ -21,6 +21,9 @@ LOCAL_ROUTES = (
     "`timm.create_model('local-dir:FOLDER', pretrained=True)`"
 )
 
+# What the address of a file ends in; any other is that of a page.
+WEIGHTS = (".safetensors", ".bin", ".pth", ".pth.tar", ".pt")
+
 # What a download that breaks off ends in. huggingface_hub lets through the errors of its http client, another
 # one in other versions; its own error derives from the client's.
 BROKEN_DOWNLOAD: tuple[type[BaseException], ...] = (*HfHubHTTPError.__bases__, OSError)
@@ -89,8 +92,26 @@ def download_pretrained(name: str) -> Path:
         raise CheckpointError(f"{name} is neither a file, nor a folder, nor the name of a model timm knows")
     place = released_at(name)
     if place is None:
+        refuse_page(name)
         raise CheckpointError(f"{name} has no released weights; give a file or a folder")
     return place if isinstance(place, Path) else download(place)
+
+
+def refuse_page(name: str) -> None:
+    """Refuses a model name whose weights are behind a page, which a person has to visit.
+
+    Raises:
+        CheckpointError: And says where the page is, and how the file is loaded.
+    """
+    cfg = get_pretrained_cfg(name)
+    url = str(cfg.url or "") if cfg else ""
+    if url and not url.endswith(WEIGHTS):
+        model = split_model_name_tag(name)[0]
+        raise CheckpointError(
+            f"the weights of {name} are behind a page, {url}: download the file there by hand, then "
+            f"`timm.create_model({model!r}, pretrained=True, pretrained_cfg_overlay=dict(file=FILE))` or "
+            "`gmlp_vision.load_checkpoint(model, FILE)`"
+        )
 
 
 def released_at(name: str) -> Path | str | None:

@@ -77,34 +77,41 @@ def resample_map(values: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.
 
 
 def crop_or_pad_offsets(table: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
-    """A number for each offset between two tokens of a grid, for the offsets of another grid.
+    """What belongs to each offset between two tokens of a grid, for the offsets of another grid.
 
-    Equal offsets keep their number; those that the old grid does not have get 0. So what grows comes back
+    Equal offsets keep their numbers; those that the old grid does not have get 0. So what grows comes back
     exactly. Differentiable.
 
     Args:
-        table: (2 H - 1, 2 W - 1); [H - 1 + i, W - 1 + j] is for i rows down and j columns right.
+        table: (2 H - 1, 2 W - 1, ...); [H - 1 + i, W - 1 + j] is for i rows down and j columns right.
         old_grid: (H, W), in tokens.
         new_grid: (H', W'), in tokens.
 
     Returns:
-        (2 H' - 1, 2 W' - 1).
+        (2 H' - 1, 2 W' - 1, ...).
 
     Raises:
         ValueError: `table` is not of the old grid, or a grid has no tokens.
     """
     check_grids(old_grid, new_grid)
-    if table.shape != offsets_of(old_grid):
+    if table.shape[:2] != offsets_of(old_grid):
         raise ValueError(
             f"the table is {tuple(table.shape)}; over grid {old_grid} it must be {offsets_of(old_grid)}"
         )
     rows, columns = (new - old for new, old in zip(new_grid, old_grid, strict=True))  # at either end
-    return nn.functional.pad(table, (columns, columns, rows, rows))
+    return nn.functional.pad(table, [0, 0] * (table.ndim - 2) + [columns, columns, rows, rows])
 
 
 def offsets_of(grid_size: Grid) -> tuple[int, int]:
     """How many offsets two tokens of a grid can have, along each axis."""
     return 2 * grid_size[0] - 1, 2 * grid_size[1] - 1
+
+
+def grid_of_offsets(sizes: tuple[int, ...]) -> Grid | None:
+    """The grid of a table of offsets with these sizes; None if it is of none."""
+    if len(sizes) < 2 or sizes[0] % 2 == 0 or sizes[1] % 2 == 0:
+        return None
+    return (sizes[0] + 1) // 2, (sizes[1] + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -116,11 +123,13 @@ class Rule:
             ValueError that says why.
         leading: The first sizes of the tensor on a grid: they tell whether a file's tensor fits a grid.
         refusal: Why there is no other grid for it, or ''.
+        grid_of: The only grid on which a tensor has these sizes, where they tell it; else None.
     """
 
     carry: Callable[[torch.Tensor, Grid, Grid], torch.Tensor]
     leading: Callable[[Grid], tuple[int, ...]]
     refusal: str = ""
+    grid_of: Callable[[tuple[int, ...]], Grid | None] = lambda sizes: None
 
     def fits(self, tensor: torch.Tensor, grid: Grid) -> bool:
         """Whether the tensor may be one of this grid."""
@@ -139,7 +148,7 @@ def fixed(why: str, leading: Callable[[Grid], tuple[int, ...]]) -> Rule:
 
 OPERATOR = Rule(resample_operator, lambda grid: (grid[0] * grid[1],) * 2)
 TOKEN_MAP = Rule(resample_map, lambda grid: (grid[0] * grid[1],))
-OFFSETS = Rule(crop_or_pad_offsets, offsets_of)
+OFFSETS = Rule(crop_or_pad_offsets, offsets_of, grid_of=grid_of_offsets)
 
 
 @torch.compiler.assume_constant_result  # a compiled model then holds them; it need not make them in each call

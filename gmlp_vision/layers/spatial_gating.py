@@ -9,7 +9,8 @@ With f(Z) = W LN(Z) + b, a linear map over tokens that all channels share:
     additive        Z + f(Z)
     linear          f(Z)
 
-W is any matrix, or one that knows the offsets of tokens only (layers/toeplitz.py).
+W is any matrix, or one that knows the offsets of tokens only (layers/toeplitz.py), perhaps another one for
+each group of channels (layers/posmlp.py).
 
 The paper compares them in language models. How the last two start it does not say; see there.
 """
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 
 from gmlp_vision.layers.fast_form import fast_form
+from gmlp_vision.layers.posmlp import GqpeProjection, LrpeProjection
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.spatial_projection import SpatialProjection
 from gmlp_vision.layers.toeplitz import ToeplitzProjection
@@ -174,20 +176,35 @@ UNITS: dict[str, type[nn.Module]] = {
     "multiplicative": MultiplicativeUnit,
 }
 
-PROJECTIONS: dict[str, type[nn.Module]] = {"dense": SpatialProjection, "toeplitz": ToeplitzProjection}
+PROJECTIONS: dict[str, type[nn.Module]] = {
+    "dense": SpatialProjection,
+    "toeplitz": ToeplitzProjection,
+    "lrpe": LrpeProjection,
+    "gqpe": GqpeProjection,
+}
+GROUPED = ("lrpe", "gqpe")
 
 
-def unit_of(unit: str, spatial: str) -> Callable[..., nn.Module]:
+def unit_of(unit: str, spatial: str, groups: int = 1) -> Callable[..., nn.Module]:
     """What makes a spatial unit, said by keys so that a config.json can hold it.
 
     Args:
         unit: A key of UNITS.
         spatial: What its W is, a key of PROJECTIONS.
+        groups: Of channels, each with a W of its own; 1 but for those in GROUPED.
 
     Raises:
-        ValueError: No such key.
+        ValueError: No such key, or no such number of groups.
     """
     for name, key, known in (("unit", unit, UNITS), ("spatial", spatial, PROJECTIONS)):
         if key not in known:
             raise ValueError(f"{name} is {key!r}; expected one of {', '.join(map(repr, known))}")
-    return partial(UNITS[unit], projection=PROJECTIONS[spatial])
+    if groups < 1 or (groups > 1 and spatial not in GROUPED):
+        raise ValueError(
+            f"groups is {groups}; expected at least 1, and with spatial={spatial!r} "
+            + ("a divisor of the channels" if spatial in GROUPED else "1, since all channels share one W")
+        )
+    projection = PROJECTIONS[spatial]
+    if spatial in GROUPED:
+        return partial(UNITS[unit], projection=partial(projection, groups=groups))
+    return partial(UNITS[unit], projection=projection)

@@ -70,10 +70,10 @@ class ToeplitzProjection(GridTied):
 
 
 def toeplitz_matrix(table: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """W, (N, N), of the table (2 H - 1, 2 W - 1) of a grid of this height and width, in tokens."""
+    """W, (N, N, ...), of the table (2 H - 1, 2 W - 1, ...) of a grid of this height and width, in tokens."""
     rows = torch.arange(height, device=table.device)
     columns = torch.arange(width, device=table.device)
     down = rows - rows.unsqueeze(1) + (height - 1)  # [i, k] for the rows of tokens i and k
     right = columns - columns.unsqueeze(1) + (width - 1)
-    w = table[down.unsqueeze(1).unsqueeze(3), right.unsqueeze(1)]  # (H, W, H, W)
+    w = table[down.unsqueeze(1).unsqueeze(3), right.unsqueeze(1)]  # (H, W, H, W, ...)
     return w.flatten(2, 3).flatten(0, 1)

@@ -41,7 +41,7 @@ from gmlp_vision.trunks import Isotropic, cfg, create
 
 torch.fx.wrap("filter_frequencies")
 
-SOURCE = "Faithful to the released code and to its files, under whose names the weights load."
+SOURCE = "Faithful to the released code, whose names it reads and writes; no released file was at hand."
 
 FILTER_STD = 0.02  # of each part of K at the start
 
@@ -235,9 +235,21 @@ PAPER = {
     "std": IMAGENET_DEFAULT_STD,
 }
 
-# The files are behind links of Google Drive and Tsinghua Cloud, which the README at origin_url lists; its
-# top-1: 74.6, 78.6, 80.0 and 80.7.
-default_cfgs = generate_default_cfgs({f"{name}.in1k": cfg(**PAPER) for name in SIZES})
+# pages of Google Drive; the README at origin_url has the same files at Tsinghua Cloud, and their top-1: 74.6,
+# 78.6, 80.0 and 80.7
+FILES = {
+    "gfnet_ti": "1_xrfC7c_ccZnVicYDnrViOA_T1N-xoHI",
+    "gfnet_xs": "1paf9gQWdsLXrG58R77yJ3U0FiNINg9xN",
+    "gfnet_s": "18aRey_1abWNMmSL7TZQ4WxpplLRCDGEl",
+    "gfnet_b": "1OncnXYAXpdjZBq4JK5Y3xacIHOIMePQo",
+}
+
+default_cfgs = generate_default_cfgs(
+    {
+        f"{name}.raoyongming_in1k": cfg(**PAPER, url=f"https://drive.google.com/file/d/{file}/view")
+        for name, file in FILES.items()
+    }
+)
 
 
 @register_model

@@ -10,8 +10,12 @@ the paper has none for images, and compares them at other depths and widths. Her
 Table 1, so more parameters. layers/spatial_gating.py has their formulas and how they start.
 
 With `spatial="toeplitz"` W depends on the offsets of tokens alone (layers/toeplitz.py), in any of the units.
+With "lrpe" or "gqpe" W is PosMLP's, https://arxiv.org/abs/2207.07284, one for each group of channels
+(layers/posmlp.py). Its abstract puts them into a gMLP of 19.4 M parameters, which then has 18.2 M. So has
+gMLP-S with gqpe, but for the unit's norm, which PosMLP leaves out and which stays here. The 16 groups are the
+default of the authors' unit.
 
-Names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
+By default names, shapes and arithmetic are those of timm's gMLP, so a checkpoint moves both ways as it is.
 """
 
 from collections.abc import Mapping
@@ -34,7 +38,8 @@ from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_rate
 
 SOURCE = (
-    "Equal to timm's gMLP, so its released weights load as they are; `gmlp_pico4` is this project's own size."
+    "Equal to timm's gMLP, so its released weights load as they are; `gmlp_pico4` is this "
+    "project's own size, and the other units and kinds of W are readings of the papers."
 )
 
 
@@ -48,6 +53,7 @@ class GMlpBlock(nn.Module):
         mlp_ratio: E / D.
         unit: What stands between U and V: 'split', the spatial gating unit, or another key of UNITS.
         spatial: What W is: 'dense', any matrix, or another key of PROJECTIONS.
+        groups: Of channels, each with a W of its own, where `spatial` is 'lrpe' or 'gqpe'.
         proj_drop_rate: Dropout after GELU and after V, in [0, 1).
         drop_path: Probability that a sample skips the block, in [0, 1).
         norm_eps: eps of the block's LayerNorm; the gate's own stays 1e-5.
@@ -56,8 +62,8 @@ class GMlpBlock(nn.Module):
     Shape: (B, H, W, D) -> (B, H, W, D).
 
     Raises:
-        ValueError: E is odd and the unit halves Z, there is no such unit or W, or a rate is outside what is
-            listed above.
+        ValueError: E is odd and the unit halves Z, there is no such unit or W, `groups` does not divide the
+            channels of W, or a rate is outside what is listed above.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class GMlpBlock(nn.Module):
         mlp_ratio: float = 6.0,
         unit: str = "split",
         spatial: str = "dense",
+        groups: int = 1,
         proj_drop_rate: float = 0.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
@@ -78,8 +85,12 @@ class GMlpBlock(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.mlp_channels = GatedMlp(
-            dim, int(dim * mlp_ratio), grid_size, unit_of(unit, spatial), drop=proj_drop_rate, **dd
+            dim, int(dim * mlp_ratio), grid_size, unit_of(unit, spatial, groups), drop=proj_drop_rate, **dd
         )
+        if (width := self.mlp_channels.gate.out_dim) % groups:
+            raise ValueError(
+                f"groups is {groups}; expected a divisor of the channels of W, which are {width}"
+            )
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,8 +111,8 @@ class GMlp(Isotropic):
     another, and with `dynamic_img_size` each call carries it to its own.
 
     Args:
-        kwargs: Those of Isotropic, and of GMlpBlock `mlp_ratio`, `unit`, `spatial` and `proj_drop_rate`;
-            by default gMLP-S's.
+        kwargs: Those of Isotropic, and of GMlpBlock `mlp_ratio`, `unit`, `spatial`, `groups` and
+            `proj_drop_rate`; by default gMLP-S's.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -131,7 +142,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "gmlp_ti16_toeplitz": {**TINY, "spatial": "toeplitz"},
     "gmlp_s16_toeplitz": {**SMALL, "spatial": "toeplitz"},
     "gmlp_b16_toeplitz": {**BASE, "spatial": "toeplitz"},
+    "gmlp_s16_lrpe": {**SMALL, "spatial": "lrpe", "groups": 16},
+    "gmlp_s16_gqpe": {**SMALL, "spatial": "gqpe", "groups": 16},
 }
+
+
+GATE = "blocks.0.mlp_channels.gate.proj."
 
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
@@ -140,14 +156,25 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     The tensors of the units that do not halve Z are alike, so none of them is taken without a word.
     """
     sizes = isotropic_sizes(state_dict, "mlp_channels.fc1.weight")
-    kinds = {"weight": "dense", "table": "toeplitz"}
-    found = [kind for key, kind in kinds.items() if f"blocks.0.mlp_channels.gate.proj.{key}" in state_dict]
-    if sizes is None or not found:
+    projection = {n.removeprefix(GATE): t for n, t in state_dict.items() if n.startswith(GATE)}
+    if sizes is None or not projection:
         return None
-    sizes["spatial"] = found[0]
+    sizes.update(spatial_of(projection))
     wide = state_dict["blocks.0.mlp_channels.fc1.weight"]
     narrow = state_dict.get("blocks.0.mlp_channels.fc2.weight", wide.T)
     return sizes if narrow.shape[1:] == wide.shape[:1] else {**sizes, "unit": "split"}
+
+
+def spatial_of(projection: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What W is, by the tensors that it is made of."""
+    if "centers" in projection:
+        return {"spatial": "gqpe", "groups": len(projection["centers"])}
+    if "table" not in projection:
+        return {"spatial": "dense", "groups": 1}
+    shape = projection["table"].shape
+    return (
+        {"spatial": "lrpe", "groups": shape[2]} if len(shape) == 3 else {"spatial": "toeplitz", "groups": 1}
+    )
 
 
 def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -254,6 +281,11 @@ LAYOUTS = {
 }
 
 PAPER = {"paper_ids": "arXiv:2105.08050", "paper_name": "Pay Attention to MLPs"}
+POSMLP = {
+    "paper_ids": "arXiv:2207.07284",
+    "paper_name": "Parameterization of Cross-Token Relations with Relative Positional Encoding for "
+    "Vision MLP",
+}
 
 default_cfgs = generate_default_cfgs(
     {
@@ -280,6 +312,8 @@ default_cfgs = generate_default_cfgs(
         "gmlp_ti16_toeplitz.untrained": cfg(**PAPER),
         "gmlp_s16_toeplitz.untrained": cfg(**PAPER),
         "gmlp_b16_toeplitz.untrained": cfg(**PAPER),
+        "gmlp_s16_lrpe.untrained": cfg(**POSMLP),
+        "gmlp_s16_gqpe.untrained": cfg(**POSMLP),
     }
 )
 
@@ -378,3 +412,15 @@ def gmlp_s16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 def gmlp_b16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """gMLP-B whose W is Toeplitz: 71.94 M parameters, 224 px, patch 16."""
     return create("gmlp_b16_toeplitz", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_lrpe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S, W PosMLP's learned table of offsets, 16 groups: 18.62 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_lrpe", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_gqpe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S, W PosMLP's Gaussian of the offset, 16 groups: 18.27 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_gqpe", GMlp, SIZES, pretrained, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from timm.models import build_model_with_cfg
 
-from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors
+from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors, refuse_page
 from gmlp_vision.trunks.trunk import Trunk
 
 
@@ -54,6 +54,13 @@ def create(
     overlay = {**(kwargs.pop("pretrained_cfg_overlay", None) or {}), "fixed_input_size": True}
     if overlay.keys() & {"hf_hub_id", "url"}:
         overlay.setdefault("file", None)  # timm would take the cfg's own file before them
+    tag = kwargs.get("pretrained_cfg") or ""
+    if (
+        pretrained
+        and isinstance(tag, str)
+        and not overlay.keys() & {"hf_hub_id", "url", "file", "state_dict"}
+    ):
+        refuse_page(f"{variant}.{tag}".rstrip("."))
     # many released files hold the arguments of their training, a Namespace, which is data and runs nothing
     with explain_hub_errors(variant), torch.serialization.safe_globals([argparse.Namespace]):
         built: Any = build_model_with_cfg(
