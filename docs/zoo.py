@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from gmlp_vision.checkpoints.families import families, names_of, title
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import gmlp_vision  # noqa: F401  registers the names
+from gmlp_vision.checkpoints.families import families, names_of, title
 from gmlp_vision.errors import UserError
 from gmlp_vision.layers.ask import operators
 from gmlp_vision.layers.grid_tied import any_size

@@ -134,8 +134,8 @@ class GqpeProjection(GridTied):
         """W of each group, and b, as `gmlp_vision.layers.ask.operators` tells them."""
         centers, spreads = self.centers.detach(), self.spreads.detach()
         w = gaussian_matrix(centers, spreads, *self.grid_size)
-        round_one = torch.eye(2, device=centers.device, dtype=centers.dtype).expand_as(spreads)
-        start = gaussian_matrix(torch.zeros_like(centers), round_one, *self.grid_size)
+        # on the CPU, since a model of the meta device is asked too
+        start = gaussian_matrix(torch.zeros(1, 2), torch.eye(2).unsqueeze(0), *self.grid_size)
         return by_group(w, self.bias, start.std().item(), "a Gaussian of the offset")
 
 
