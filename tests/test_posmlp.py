@@ -69,6 +69,17 @@ def test_gqpe_starts_as_a_blur_and_never_overflows() -> None:
 
 
 @every_kind
+def test_an_operator_a_group_and_how_it_started(spatial: str) -> None:
+    model = GMlp(spatial=spatial, groups=3, img_size=96, patch_size=8, depth=1, embed_dim=16)
+    found = model.blocks[0].mlp_channels.gate.proj.operators((12, 12))
+    assert [operator.part for operator in found] == ["group 0", "group 1", "group 2"]
+    for operator in found:
+        assert operator.weight.std().item() == pytest.approx(operator.init_std, rel=0.1)
+    meta = model.to("meta").blocks[0].mlp_channels.gate.proj.operators((12, 12))
+    assert [operator.init_std for operator in meta] == [operator.init_std for operator in found]
+
+
+@every_kind
 @pytest.mark.parametrize("unit", UNITS)
 def test_in_every_unit(unit: str, spatial: str) -> None:
     model = tiny(unit=unit, spatial=spatial, groups=3)

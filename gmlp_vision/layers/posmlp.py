@@ -134,8 +134,10 @@ class GqpeProjection(GridTied):
         """W of each group, and b, as `gmlp_vision.layers.ask.operators` tells them."""
         centers, spreads = self.centers.detach(), self.spreads.detach()
         w = gaussian_matrix(centers, spreads, *self.grid_size)
-        # on the CPU, since a model of the meta device is asked too
-        start = gaussian_matrix(torch.zeros(1, 2), torch.eye(2).unsqueeze(0), *self.grid_size)
+        # a number, also where the layer is on the meta device
+        start = gaussian_matrix(
+            torch.zeros(1, 2, device="cpu"), torch.eye(2, device="cpu").unsqueeze(0), *self.grid_size
+        )
         return by_group(w, self.bias, start.std().item(), "a Gaussian of the offset")
 
 
