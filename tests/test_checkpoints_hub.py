@@ -13,7 +13,7 @@ import timm
 from hub_server import Hub, serve
 from tiny import tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hub")]  # one process serves
+pytestmark = pytest.mark.slow
 
 BEGIN = """
 import json, os, time, timm, torch

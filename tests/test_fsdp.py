@@ -16,8 +16,6 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from gmlp_vision import GMlpBlock
 
-pytestmark = pytest.mark.xdist_group("fsdp")  # one process prepares what they share
-
 BATCH = 4
 MODES = ["without", "selective", "block"]  # of activation checkpointing
 WAYS = ["fsdp1", "fsdp1 original parameters", "fsdp2"]

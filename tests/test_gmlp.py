@@ -10,6 +10,7 @@ from tiny import images, perturb, tiny
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
+from zoo import tiny_kwargs
 
 from gmlp_vision import GMlp, GMlpBlock
 from gmlp_vision.layers import SpatialGatingUnit, SpatialProjection
@@ -219,9 +220,8 @@ def test_an_unknown_tag_is_timms_error() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_entry_of_a_size_can_be_overridden(name: str) -> None:
-    model = timm.create_model(
-        name, depth=3, patch_size=4, img_size=(16, 24), embed_dim=8, mlp_ratio=2, num_classes=3
-    )
+    kwargs = {**tiny_kwargs(name), "depth": 3, "patch_size": 4, "img_size": (16, 24), "embed_dim": 8}
+    model = timm.create_model(name, **{**kwargs, "mlp_ratio": 2, "num_classes": 3})
     assert len(model.blocks) == 3
     assert model.stem.grid_size == (4, 6)
     assert model.blocks[0].mlp_channels.fc1.weight.shape == (16, 8)

@@ -11,8 +11,6 @@ from zoo import ROWS, tiny_kwargs
 import gmlp_vision
 from gmlp_vision.trunks import Trunk
 
-pytestmark = pytest.mark.xdist_group("house")  # one process prepares what they share
-
 ROOT = Path(gmlp_vision.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -90,14 +90,16 @@ def resize(values: torch.Tensor) -> torch.Tensor:
 
 @every_row
 def test_another_image_size(row: Row) -> None:
-    model, dynamic = build(row).double(), build(row, dynamic_img_size=True).double()
-    dynamic.load_state_dict(model.state_dict())
-    before = dict(model.blocks[0].named_parameters())
-    x = batch(32, 48).double()
+    model, x = build(row).double(), batch(32, 48).double()
     if row.resize == "fixed":
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             model.set_input_size((32, 48))
+        with pytest.raises(ValueError, match="dynamic_img_size is True"):
+            build(row, dynamic_img_size=True)
         return
+    dynamic = build(row, dynamic_img_size=True).double()
+    dynamic.load_state_dict(model.state_dict())
+    before = dict(model.blocks[0].named_parameters())
     if row.resize == "resampled":
         with pytest.raises(ValueError, match="32 x 48"):
             model(x)

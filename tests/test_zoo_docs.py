@@ -8,8 +8,6 @@ import pytest
 
 from gmlp_vision.errors import UserError
 
-pytestmark = pytest.mark.xdist_group("zoo docs")  # one process prepares what they share
-
 ROOT = Path(__file__).parent.parent
 
 
