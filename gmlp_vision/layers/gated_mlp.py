@@ -55,14 +55,15 @@ class GatedMlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))))))
 
-    def fast_forward(self, x: torch.Tensor, overwrite: bool) -> torch.Tensor:
+    def fast_forward(self, x: torch.Tensor, grid_size: Grid, overwrite: bool) -> torch.Tensor:
         """The same where s is SpatialGatingUnit, in the steps that cost least on a CPU.
 
         U is applied in halves, so that Z1 and Z2 are whole tensors: LayerNorm would copy the half of one, the
         backward pass would put two gradients together, and ONNX's runtimes would copy both.
 
         Args:
-            x: (B, H, W, D).
+            x: (B, N, D), the tokens in a row: in a file for another runtime that is done once a block.
+            grid_size: (H, W) of them.
             overwrite: Whether each step may be written over the one before: beside its products a block moves
                 memory, and on a CPU new memory is dear (docs/speed.md).
         """
@@ -72,4 +73,5 @@ class GatedMlp(nn.Module):
             gelu(project_channels(x, u.weight[rows], u.bias[rows]), approximate=self.act.approximate)
             for rows in (slice(half), slice(half, None))
         )
-        return project_channels(self.gate.fast_forward(z1, z2, overwrite), self.fc2.weight, self.fc2.bias)
+        gated = self.gate.fast_forward(z1, z2, grid_size, overwrite)
+        return project_channels(gated, self.fc2.weight, self.fc2.bias)

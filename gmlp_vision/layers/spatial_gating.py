@@ -74,9 +74,12 @@ class SpatialGatingUnit(nn.Module):
             gate = gate + extra
         return z1 * gate
 
-    def fast_forward(self, z1: torch.Tensor, z2: torch.Tensor, overwrite: bool) -> torch.Tensor:
-        """The same of halves that are whole tensors; `overwrite` as in `GatedMlp.fast_forward`."""
-        gate = self.proj.fast_forward(self.norm(z2))
+    def fast_forward(
+        self, z1: torch.Tensor, z2: torch.Tensor, grid_size: Grid, overwrite: bool
+    ) -> torch.Tensor:
+        """The same of halves that are whole tensors, (B, N, E / 2); the rest as in
+        `GatedMlp.fast_forward`."""
+        gate = self.proj.fast_forward(self.norm(z2), grid_size)
         return gate.mul_(z1) if overwrite else gate * z1
 
 

@@ -59,18 +59,20 @@ class SpatialProjection(GridTied):
             weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
         return map_tokens(x, weight, bias)
 
-    def fast_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """W on the left of the (N, C) matrix of each image, so that no transpose of x is ever made."""
+    def fast_forward(self, x: torch.Tensor, grid_size: Grid) -> torch.Tensor:
+        """W on the left of the (N, C) matrix of each image, so that no transpose is ever made.
+
+        Shape: (B, N, C), the tokens of a grid in a row -> (B, N, C).
+        """
         weight: torch.Tensor = self.weight
         bias: torch.Tensor = self.bias
         if self.dynamic:
-            weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
-        tokens = x.flatten(1, 2)
+            weight, bias = self.parameters_on(grid_size)
         if torch.compiler.is_exporting():
             # ONNX's product repeats W for each image by itself; expanded, it would be copied. And quantisers
             # take what is added to a product for a bias of its last dimension (NNCF's bias correction).
-            return (weight @ tokens - (-bias).unsqueeze(-1)).view_as(x)
-        return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), tokens).view_as(x)
+            return weight @ x - (-bias).unsqueeze(-1)
+        return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), x)
 
     def operators(self, grid_size: Grid) -> list[Operator]:
         """W and b, as `gmlp_vision.layers.ask.operators` tells them."""

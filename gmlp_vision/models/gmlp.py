@@ -100,8 +100,9 @@ class GMlpBlock(nn.Module):
         """The same, of the split unit, written step over step where neither autograd nor a compiler needs
         them; `x` stays."""
         overwrite = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-        y = self.drop_path(self.mlp_channels.fast_forward(self.norm(x), overwrite))
-        return y.add_(x) if overwrite else x + y
+        tokens, grid_size = x.flatten(1, 2), (x.shape[1], x.shape[2])
+        y = self.drop_path(self.mlp_channels.fast_forward(self.norm(tokens), grid_size, overwrite))
+        return (y.add_(tokens) if overwrite else tokens + y).view_as(x)
 
 
 class GMlp(Isotropic):
