@@ -15,6 +15,7 @@ from hub_server import serve
 from others import jaketae_state, lucidrains_state
 from tiny import perturb
 
+from gmlp_vision.checkpoints import families
 from gmlp_vision.cli import main
 
 PAGE = Path(__file__).parents[1] / "docs/weights.md"
@@ -117,3 +118,10 @@ def test_the_page_quotes_messages_that_exist() -> None:
     assert len(messages) > 8
     for part in re.split(r" / |\.\.\.", " / ".join(messages)):
         assert part.strip() in source, part
+
+
+def test_every_layout_stands_on_the_page() -> None:
+    names = [name for family in families.families() for name in families.layouts_of(family)]
+    assert len(names) > 4
+    for name in names:
+        assert f"| `{name}` |" in PAGE.read_text(), name
