@@ -47,15 +47,22 @@ def is_plain(module: Any) -> bool:
     return (
         known is not None
         and type(module).forward is known.forward
-        and type(module).__call__ is nn.Module.__call__
-        and not (module._forward_hooks or module._forward_pre_hooks)
-        and not (module._backward_hooks or module._backward_pre_hooks)
-        and "forward" not in vars(module)  # as accelerate puts one there
-        and module._compiled_call_impl is None
+        and is_unhooked(module)
         and all(_is_plain_parameter(p) for p in module._parameters.values())
         and not _is_dropping(module)
         and module._modules.keys() == known.parts.keys()
         and all(type(part) in known.parts[name] and is_plain(part) for name, part in module._modules.items())
+    )
+
+
+def is_unhooked(module: Any) -> bool:
+    """Whether a call of the module itself is a call of its class's forward, and nothing more."""
+    return (
+        type(module).__call__ is nn.Module.__call__
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
+        and "forward" not in vars(module)  # as accelerate puts one there
+        and module._compiled_call_impl is None
     )
 
 

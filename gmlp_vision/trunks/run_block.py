@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gmlp_vision.layers.fast_form import is_plain
+from gmlp_vision.layers.fast_form import is_plain, is_unhooked
 from gmlp_vision.layers.observed import is_observed
 
 FORWARD = nn.Sequential.forward
@@ -32,11 +32,7 @@ def is_watched(blocks: nn.Module, x: torch.Tensor) -> bool:
     return (
         type(blocks) is not nn.Sequential
         or nn.Sequential.forward is not FORWARD
-        or nn.Sequential.__call__ is not nn.Module.__call__
-        or bool(blocks._forward_hooks or blocks._forward_pre_hooks)
-        or bool(blocks._backward_hooks or blocks._backward_pre_hooks)
-        or "forward" in vars(blocks)
-        or blocks._compiled_call_impl is not None
+        or not is_unhooked(blocks)
         or nn.modules.module._has_any_global_hook()
         or (not torch.compiler.is_compiling() and is_observed(x))
     )
@@ -46,7 +42,7 @@ def _may_be_fast(block: nn.Module, x: torch.Tensor) -> bool:
     if not hasattr(type(block), "fast_forward"):  # of the class: a wrapper may hand on that of what it holds
         return False
     if torch.compiler.is_exporting():  # a file of ONNX is only computed; what else is exported may be edited
-        return torch.onnx.is_in_onnx_export() and _is_unhooked(block)
+        return torch.onnx.is_in_onnx_export() and _is_known(block)
     # the figures are of CPUs (docs/speed.md)
     if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
         return False
@@ -54,8 +50,8 @@ def _may_be_fast(block: nn.Module, x: torch.Tensor) -> bool:
         return False
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") != x.dtype:
         return False  # the branch may have another dtype than x
-    return _is_unhooked(block)
+    return _is_known(block)
 
 
-def _is_unhooked(block: nn.Module) -> bool:
+def _is_known(block: nn.Module) -> bool:
     return not nn.modules.module._has_any_global_hook() and is_plain(block)
