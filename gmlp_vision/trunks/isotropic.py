@@ -12,7 +12,7 @@ import torch
 from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
 from torch import nn
 
-from gmlp_vision.layers.grid_tied import tied_layers
+from gmlp_vision.layers.grid_tied import GridTied, tied_layers
 from gmlp_vision.layers.position import ClassToken, PositionTable
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks.checks import check_count, check_divides, check_image, check_rate
@@ -20,6 +20,8 @@ from gmlp_vision.trunks.trunk import Trunk
 
 # Under torch.fx the check is one call in the graph: traced, its `if` would be on a symbolic shape.
 torch.fx.wrap("check_image")
+
+PATCHES = partial(PatchEmbed, output_fmt="NHWC")
 
 
 class Isotropic(Trunk):
@@ -35,7 +37,11 @@ class Isotropic(Trunk):
         patch_size: Height and width of a patch in pixels, as int or (H, W).
         embed_dim: D, the width of a token.
         depth: Number of blocks.
-        stem_norm: Whether a LayerNorm follows the patch embedding.
+        stem: Makes what takes the image to tokens, (B, H, W, D): called as (image size, patch size, in_chans,
+            embed_dim, norm_layer=, device=, dtype=). Of timm's PatchEmbed, which it is for most, the trunk
+            asks `grid_size`, `img_size`, `patch_size`, `dynamic_feat_size` and `set_input_size`, and sets
+            `strict_img_size`.
+        stem_norm: Whether the stem gets a `norm_layer`: in a PatchEmbed, a LayerNorm at its end.
         pos_embed: Whether a learned vector is added to each token.
         class_token: Whether a learned token stands before those of the image. Only for blocks whose class
             says `CLASS_TOKEN = True`: they take the tokens as a row.
@@ -59,8 +65,8 @@ class Isotropic(Trunk):
     """
 
     STEPS = "blocks"
-    POSITIONS: ClassVar[type[PositionTable]] = PositionTable
-    first_conv = "stem.proj"
+    POSITIONS: ClassVar[Callable[..., GridTied]] = PositionTable
+    first_conv: ClassVar[str | None] = "stem.proj"
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class Isotropic(Trunk):
         global_pool: str = "avg",
         img_size: int | tuple[int, int] = 224,
         patch_size: int | tuple[int, int] = 16,
+        stem: Callable[..., Any] = PATCHES,
         stem_norm: bool = False,
         pos_embed: bool = False,
         class_token: bool = False,
@@ -104,13 +111,12 @@ class Isotropic(Trunk):
         self.block_args = {**default_args(block), **own}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         norm = partial(nn.LayerNorm, eps=norm_eps)
-        self.stem = PatchEmbed(
+        self.stem = stem(
             to_2tuple(img_size),
             to_2tuple(patch_size),
             in_chans,
             embed_dim,
             norm_layer=norm if stem_norm else None,
-            output_fmt="NHWC",
             **dd,
         )
         grid_size = self.stem.grid_size
@@ -138,7 +144,11 @@ class Isotropic(Trunk):
         check_image(x, self.stem.img_size, self.stem.patch_size, self.stem.strict_img_size)
         # in memory by token: a residual sum takes the layout of its first term, so all blocks would have the
         # stem's
-        return self.cls_token(self.pos_embed(self.stem(x).contiguous()))
+        return self.place(self.stem(x).contiguous())
+
+    def place(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, H, W, D) tokens of the stem to those of the first block: positions, then a class token."""
+        return self.cls_token(self.pos_embed(x))
 
     def forward_steps(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_scripting():  # noqa: SIM108  TorchScript knows it in this form only
