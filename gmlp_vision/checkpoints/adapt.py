@@ -12,7 +12,7 @@ from timm.layers import resample_patch_embed
 from timm.models import adapt_input_conv
 from tqdm import tqdm
 
-from gmlp_vision.checkpoints.families import part
+from gmlp_vision.checkpoints.families import family_of_model, part, sizes_of
 from gmlp_vision.checkpoints.grid import SourceSize, stem_of
 from gmlp_vision.checkpoints.names import State, Tensors
 from gmlp_vision.checkpoints.report import Report, first_five
@@ -156,6 +156,7 @@ def _fit_stem(tensors: State, model: Any, own: Tensors, report: Report) -> None:
     """The first convolution to the model's channels and, if it cuts patches, to its patch."""
     name = f"{part(model, 'first_conv')}.weight"
     if name not in own:
+        _check_channels(tensors, model, report.source)
         return
     weight, target, changes = tensors[name], own[name], []
     if not weight.ndim == target.ndim == 4 or min(weight.shape) < 1 or len(weight) != len(target):
@@ -170,6 +171,18 @@ def _fit_stem(tensors: State, model: Any, own: Tensors, report: Report) -> None:
     if changes:
         tensors[name] = weight
         report.adapted[name] = ", ".join(changes)
+
+
+def _check_channels(tensors: Tensors, model: Any, source: str) -> None:
+    """Refuses a file for other channels than the model's, whose stem has no convolution to adapt."""
+    family = family_of_model(model)
+    sizes = (sizes_of(family, tensors) or {}) if family is not None else {}
+    chans = sizes.get("in_chans")
+    if chans is not None and chans != model.in_chans:
+        raise CheckpointError(
+            f"{source} is for images of {chans} channels, and the model takes {model.in_chans}: its stem has "
+            f"no convolution that could be adapted, so create the model with in_chans={chans}"
+        )
 
 
 def _check_shapes(tensors: Tensors, own: Tensors, source: str) -> None:

@@ -145,7 +145,7 @@ class Reading:
     def _of_name(self, name: str) -> list[Identity]:
         """The model that the config states, or else the one of the name alone; none if neither fits."""
         sizes = self.sizes or {}
-        place = {"img_size": sizes["img_size"]} if "img_size" in sizes else {}
+        place = {key: sizes[key] for key in ("img_size", "in_chans") if key in sizes}
         tries: list[Mapping[str, Any]] = []
         stated = self.config.get("model_args")
         if name == self.config.get("architecture") and isinstance(stated, Mapping):

@@ -111,12 +111,21 @@ def isotropic_sizes(state_dict: Tensors, widening: str) -> dict[str, Any] | None
     Returns:
         None if the tensors are not those of such a model.
     """
-    kernel, wide = state_dict.get("stem.proj.weight"), state_dict.get(f"blocks.0.{widening}")
-    if kernel is None or wide is None or kernel.ndim != 4 or wide.ndim != 2 or min(kernel.shape) < 1:
+    kernel = state_dict.get("stem.proj.weight")
+    if kernel is None or kernel.ndim != 4 or min(kernel.shape) < 1:
         return None
     dim, _, height, width = kernel.shape
+    sizes = block_sizes(state_dict, widening, dim)
+    patch = height if height == width else (height, width)
+    return None if sizes is None else {"patch_size": patch, **sizes}
+
+
+def block_sizes(state_dict: Tensors, widening: str, dim: int) -> dict[str, Any] | None:
+    """As `isotropic_sizes`, but for the patch: of a model of width `dim`, whatever its stem."""
+    wide = state_dict.get(f"blocks.0.{widening}")
+    if wide is None or wide.ndim != 2:
+        return None
     sizes = {
-        "patch_size": height if height == width else (height, width),
         "depth": len({name.split(".")[1] for name in state_dict if name.startswith("blocks.")}),
         "embed_dim": dim,
         "mlp_ratio": ratio_of(len(wide), dim),
