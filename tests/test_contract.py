@@ -9,7 +9,7 @@ import timm
 import torch
 from timm.models import create_feature_extractor, save_for_hf
 from timm.optim import create_optimizer_v2
-from tiny import NAMES, images, perturb, same, tiny
+from tiny import NAMES, images, learned, perturb, same, tiny
 from torch import nn
 from zoo import tiny_kwargs
 
@@ -196,7 +196,7 @@ def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
     model.train()
     model(x).square().sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
+    return {name: p.grad.clone() for name, p in learned(model).items()}
 
 
 @every_name
@@ -248,7 +248,7 @@ def test_weight_decay_spares_biases_norms_and_positions_only(name: str) -> None:
     assert model.no_weight_decay() == spared
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
-    for key, p in model.named_parameters():
+    for key, p in learned(model).items():
         assert decay[id(p)] == (0.05 if p.ndim > 1 and key not in spared else 0.0), key
 
 
@@ -261,7 +261,7 @@ def test_bf16_autocast(name: str) -> None:
     assert torch.nn.functional.cosine_similarity(logits.float(), model(images())).min() > 0.99
     with torch.autocast("cpu", torch.bfloat16):
         model(images()).square().sum().backward()
-    assert all(p.grad.abs().max() > 0 for p in model.parameters())
+    assert all(p.grad.abs().max() > 0 for p in learned(model).values())
 
 
 @every_name
@@ -283,7 +283,7 @@ def test_every_module_that_owns_parameters_can_draw_them(name: str) -> None:
 def test_what_a_folder_says_by_default_is_held_against_the_model(name: str, tmp_path: Path) -> None:
     save_for_hf(tiny(name), tmp_path, safe_serialization=True)
     gmlp_vision.load_checkpoint(tiny(name), tmp_path)
-    with pytest.raises(gmlp_vision.CheckpointError, match=r"norm_eps=1e-06.*norm_eps=0\.1"):
+    with pytest.raises(gmlp_vision.CheckpointError, match=r"norm_eps=1e-0[56].*norm_eps=0\.1"):
         gmlp_vision.load_checkpoint(tiny(name, norm_eps=0.1), tmp_path)
 
 
@@ -354,7 +354,7 @@ def test_compiles_as_one_graph(name: str) -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     same(compiled(images()), model(images()))
     compiled(images()).square().sum().backward()
-    assert all(p.grad.abs().max() > 0 for p in model.parameters())
+    assert all(p.grad.abs().max() > 0 for p in learned(model).values())
 
 
 @pytest.mark.slow

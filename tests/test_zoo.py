@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from tiny import images, perturb, same
+from tiny import images, learned, perturb, same
 from torch import nn
 from torch.nn import functional
 from zoo import ROWS, Row, tiny_kwargs
@@ -125,7 +125,7 @@ def test_every_parameter_learns_and_a_step_lowers_the_loss(row: Row) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loss = functional.cross_entropy(model(x), classes)
     loss.backward()
-    for name, p in model.named_parameters():
+    for name, p in learned(model).items():
         assert p.grad.abs().max() > 0, name
     optimizer.step()
     assert functional.cross_entropy(model(x), classes) < loss - 1e-4

@@ -27,6 +27,11 @@ def perturb(model: nn.Module, seed: int = 0, std: float = 0.1) -> nn.Module:
     return model
 
 
+def learned(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that ask for a gradient, by their names: fixed positions do not."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 def images(*size: int, seed: int = 1) -> torch.Tensor:
     """A (B, C, height, width) batch of noise; (2, 3, 32, 32) unless told otherwise."""
     return torch.randn(*(size or (2, 3, 32, 32)), generator=torch.Generator().manual_seed(seed))

@@ -70,13 +70,13 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def two_branches(
-    mixer: Callable[[Tensors, torch.Tensor], torch.Tensor],
+    mixer: Callable[[Tensors, torch.Tensor], torch.Tensor], eps: float = 1e-6
 ) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
     """The equation of a MixMlpBlock with this mixer."""
 
     def equation(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-        x = x + mixer(p, norm(x, p, "norm1"))
-        return x + linear(gelu(linear(norm(x, p, "norm2"), p, "mlp.fc1")), p, "mlp.fc2")
+        x = x + mixer(p, norm(x, p, "norm1", eps))
+        return x + linear(gelu(linear(norm(x, p, "norm2", eps), p, "mlp.fc1")), p, "mlp.fc2")
 
     return equation
 
@@ -417,9 +417,8 @@ def token_maps_law(*names: str) -> Callable[[Tensors, Tensors, Resize], None]:
 # -- External attention -----------------------------------------------------------------------------------
 
 
-@two_branches
 def external_attention(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-    tokens = x.flatten(0, 1)
+    tokens = x.flatten(0, -2)
     q = linear(tokens, p, "mixer.q")
     d = p["mixer.m_k.weight"].shape[1]
     y = torch.empty_like(q)
@@ -616,8 +615,16 @@ ROWS = [
         # counted by hand: DeiT-S's stem, table, norms, MLPs and head, 14,953,576, and 12 mixers of 1,189,888
         names={"ea_s16": 29_232_232},
         tiny={"heads": 8, "slots": 6},
-        equation=external_attention,
+        equation=two_branches(external_attention),
         resize="resampled",  # the position table; no block has anything of a grid
+        filters=set(),
+    ),
+    Row(
+        # eamlp_7 at 384 px, the size of its weights
+        names={"eamlp_7": 6_243_918, "eamlp_14": 29_877_070, "eamlp_19": 54_559_054},
+        tiny={"heads": 8, "slots": 6},
+        equation=two_branches(external_attention, eps=1e-5),
+        resize="resampled",  # the fixed sinusoids; no block has anything of a grid
         filters=set(),
     ),
     Row(

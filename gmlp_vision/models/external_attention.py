@@ -17,9 +17,8 @@ models/transformer_block.py): Q is r = 4 times as wide as X; the heads are r tim
 has, 24 at D = 384, so that d = 64; S = 256 / r = 64; all four linear maps have a bias. Its dropouts, 0 by
 default there, are left out.
 
-The trunk is not EAMLP's, which is T2T-ViT's (soft splits with external attention between, a class token and
-fixed sinusoids). It is that of this package's other models at DeiT-S's size: patches of 16, a learned
-position table, MLP ratio 4, the mean over tokens.
+The trunk is not EAMLP's (eamlp.py), which is T2T-ViT's. It is that of this package's other models at DeiT-S's
+size: patches of 16, a learned position table, MLP ratio 4, the mean over tokens.
 """
 
 from collections.abc import Mapping
@@ -57,7 +56,7 @@ class ExternalAttention(nn.Module):
         slots: S.
         device, dtype: of the parameters.
 
-    Shape: (B, H, W, D) -> (B, H, W, D).
+    Shape: (B, H, W, D) -> (B, H, W, D), or (B, 1 + N, D) -> (B, 1 + N, D) with a class token.
 
     Raises:
         ValueError: `heads` does not divide r D, or `widening` or `slots` is not positive.
@@ -95,9 +94,9 @@ class ExternalAttention(nn.Module):
         self.proj = nn.Linear(dim * widening, dim, **dd)  # O
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q = self.q(x).flatten(1, 2).unflatten(-1, self.by_head).transpose(1, 2)  # (B, h, N, d)
+        q = self.q(x).flatten(1, -2).unflatten(-1, self.by_head).transpose(1, 2)  # (B, h, N, d)
         a = normalise_twice(at_least_float32(self.m_k(q))).to(q.dtype)
-        return self.proj(self.m_v(a).transpose(1, 2).flatten(2).unflatten(1, x.shape[1:3]))
+        return self.proj(self.m_v(a).transpose(1, 2).flatten(2)).reshape(x.shape)
 
 
 def normalise_twice(scores: torch.Tensor) -> torch.Tensor:
@@ -135,12 +134,16 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the model that has these tensors; None if they are not those of one."""
-    sizes = isotropic_sizes(state_dict, "mlp.fc1.weight")
+    sizes, own = isotropic_sizes(state_dict, "mlp.fc1.weight"), mixer_sizes(state_dict)
+    return None if sizes is None or own is None else {**sizes, **own}
+
+
+def mixer_sizes(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """Those of ExternalAttention among them."""
     q, m_k = (state_dict.get(f"blocks.0.mixer.{name}.weight") for name in ("q", "m_k"))
-    if sizes is None or q is None or m_k is None or min(*m_k.shape, *q.shape) < 1:
+    if q is None or m_k is None or min(*m_k.shape, *q.shape) < 1:
         return None
-    own = {"heads": q.shape[0] // m_k.shape[1], "widening": q.shape[0] // q.shape[1], "slots": m_k.shape[0]}
-    return {**sizes, **own}
+    return {"heads": q.shape[0] // m_k.shape[1], "widening": q.shape[0] // q.shape[1], "slots": m_k.shape[0]}
 
 
 default_cfgs = generate_default_cfgs(
