@@ -36,6 +36,7 @@ def describe(source: str | Path, *, model: str | None = None) -> dict[str, str]:
             such tag.
         ValueError: `model` is a name of no known family.
     """
+    families.check_model(model)
     name = str(source)
     if is_model(split_model_name_tag(name)[0]) and not Path(name).exists():
         return _describe_name(name)

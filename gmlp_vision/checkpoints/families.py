@@ -83,6 +83,16 @@ def check_layout(name: str | None) -> None:
         raise ValueError(f"the layout is {name!r}; expected one of {', '.join(known)}")
 
 
+def check_model(name: str | None) -> None:
+    """Refuses a name of no known family.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if name is not None and family_of_name(name) is None:
+        raise ValueError(f"{name} is no model of this package, nor one of timm's that it knows")
+
+
 def recognise(tensors: Tensors, family: ModuleType | None) -> str:
     """The layout of a family whose marks are all among the names, or our own.
 
