@@ -36,5 +36,5 @@ def _hold_standard_streams() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     """Ctrl-C while nothing is begun: at once, since an import may swallow an exception."""
-    print("\ngmlp-vision: interrupted", file=sys.stderr, flush=True)
+    print("gmlp-vision: interrupted", file=sys.stderr, flush=True)
     os._exit(130)

@@ -122,7 +122,9 @@ def isotropic_sizes(state_dict: Tensors, widening: str) -> dict[str, Any] | None
         None if the tensors are not those of such a model.
     """
     kernel, wide = state_dict.get("stem.proj.weight"), state_dict.get(f"blocks.0.{widening}")
-    if kernel is None or wide is None or kernel.ndim != 4 or wide.ndim != 2 or min(kernel.shape) < 1:
+    if kernel is None or wide is None or kernel.ndim != 4 or wide.ndim != 2:
+        return None
+    if min(*kernel.shape, *wide.shape) < 1:
         return None
     dim, _, height, width = kernel.shape
     sizes = {

@@ -53,8 +53,7 @@ def plot_filters(
         chosen = [list(tokens)] * len(bank)
     if max(map(len, chosen)) > MOST_TOKENS:
         raise ValueError(
-            f"{max(map(len, chosen))} tokens are asked for; a figure has {MOST_TOKENS} in a row at most: choose "
-            "fewer"
+            f"{max(map(len, chosen))} tokens are asked for; expected at most {MOST_TOKENS}, side by side"
         )
     maps = [[layer.filter(token) for token in row] for layer, row in zip(bank, chosen, strict=True)]
     heads = [
