@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, cycle
 from pathlib import Path
@@ -35,6 +36,8 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     def run(*argv: object) -> int:
         capsys.readouterr()
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(errors="backslashreplace")  # as the entry does it
         status = main([str(word) for word in argv])
         said = capsys.readouterr()
         lines = said.err.splitlines()
@@ -48,21 +51,20 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 # -- options -------------------------------------------------------------------------------------------------
 
-NUMBERS = st.sampled_from(
-    ["-1", "0", "1", "4", "8", "16", "32", "40", "16384", "16385", str(10**9), str(10**30), "9" * 5000]
-    + ["", " ", "nan", "inf", "1e3", "0x10", "1_0", "１２", "٣", "-", "--", "1,2", "[1]"]
-)
-PATHS = st.sampled_from(
-    ["", " ", ".", "..", "/", "w.pth", "folder", "folder/config.json", "folder/model.safetensors", "old.png"]
-    + ["missing/x.pth", "w.pth/x.pth", "/dev/full", "/dev/null", "/dev/zero", "/dev/full/x.pth", "a\0b.pth"]
-    + ["n" * 300, "n" * 300 + ".pth", "é.pth", "\udcff.pth", "-x.pth", "~", "new.pth", "new.pt", "new.png"]
-    + ["new.html", "new.csv", "new.onnx", "new.xml", "NEW.PTH", "x.pth.", "local-dir:", "local-dir:folder"]
-)
-WORDS = st.sampled_from(
-    ["", " ", "raw", "ema", "auto", "fp16", "fp8", "timm", "lucidrains", "jaketae", "resnet18", "gmlp_ti16"]
-    + ["mixer_s32_224", "center", "corners", "grid:2", "grid:999999999", "1", "0-1", "0-99999999999", "1;2"]
-    + ["0,0;3,3", "9,9", "layer", "picture", "kernels", "units", "a\nb", "\x1b[31m", "'", "%s", "{}", "−1"]
-)
+NUMBERS = """
+-1 0 1 4 8 16 32 40 16384 16385 1000000000 1000000000000000000000000000000 nan inf 1e3 0x10 1_0 - -- 1,2 [1]
+"""
+PATHS = """
+. .. / w.pth folder folder/config.json folder/model.safetensors old.png missing/x.pth w.pth/x.pth -x.pth ~
+/dev/full /dev/null /dev/zero /dev/full/x.pth NEW.PTH x.pth. local-dir: local-dir:folder
+new.pth new.pt new.png new.html new.csv new.onnx new.xml new
+"""
+WORDS = """
+raw ema auto fp16 fp8 timm lucidrains jaketae resnet18 gmlp_ti16 mixer_s32_224 torchscript ' %s {}
+center corners grid:2 grid:999999999 1 0-1 0-99999999999 1;2 9,9 0,0;3,3 layer picture kernels units
+"""
+ODD = ["", " ", "\uff11\uff12", "\u0663", "\u22121", "a\nb", "\x1b[31m", "\udcff", "a\0b", "9" * 5000]
+NUMBERS, PATHS, WORDS = (st.sampled_from([*known.split(), *ODD]) for known in (NUMBERS, PATHS, WORDS))
 PAIRS = ("--img-size", "--grid", "--patch-size")
 OPTIONS = {
     "convert": {
@@ -148,7 +150,7 @@ def test_a_model_nobody_knows_is_told_before_anything_is_read(command: str, caps
 
 
 def test_a_patch_that_the_file_does_not_have_is_refused(ends: Ends, capsys) -> None:
-    assert ends("convert", "theirs.pth", "a.pth", "--patch-size", 8, 8) == 0
+    assert ends("convert", "theirs.pth", "a", "--patch-size", 8, 8) == 0
     assert ends("convert", "w.pth", "b.pth", "--patch-size", 8, 8) == 0  # what it is
     assert main(["convert", "w.pth", "b.pth", "--patch-size", "4", "4"]) == 2
     assert "patch_size is 4 x 4, and the stem of w.pth takes 8 x 8 pixels a token" in capsys.readouterr().err
@@ -228,7 +230,7 @@ def test_every_command_takes_the_good_files(ends: Ends) -> None:
 
 
 def damaged() -> Iterator[Path]:
-    for suffix, data in (*list(faults.truncations())[::7], *list(faults.header_flips())[::7]):
+    for suffix, data in (*list(faults.truncations())[::14], *list(faults.header_flips())[::14]):
         path = Path(f"bytes{suffix}")
         path.write_bytes(data)
         yield path
@@ -241,7 +243,7 @@ def damaged() -> Iterator[Path]:
 
 def test_every_command_on_damaged_bytes(ends: Ends) -> None:
     found = check_all(ends, damaged())
-    assert len(found) > 140
+    assert len(found) > 90
     assert set(found) == {0, 2}
 
 
@@ -256,7 +258,7 @@ def test_every_command_on_what_is_no_state_dict(ends: Ends) -> None:
 
 def test_every_command_on_other_tensors(ends: Ends) -> None:
     def files() -> Iterator[Path]:
-        sample = random.Random(0).sample(list(faults.other_tensors()), 24)
+        sample = random.Random(0).sample(list(faults.other_tensors()), 16)
         of_other_kinds = (torch.float8_e4m3fn, torch.int32, torch.bool, torch.complex64, torch.float64)
         for kind, name in zip(of_other_kinds, cycle([None, "stem.proj.weight"]), strict=False):
             sample.append(("", {k: v.to(kind) if name in (None, k) else v for k, v in faults.GOOD.items()}))
@@ -269,7 +271,7 @@ def test_every_command_on_other_tensors(ends: Ends) -> None:
                 yield Path("tensors.safetensors")
 
     found = check_all(ends, files())
-    assert found.count(2) > 20
+    assert found.count(2) > 12
 
 
 CONFIGS = [
