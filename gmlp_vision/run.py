@@ -15,6 +15,7 @@ from multiprocessing import context
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import timm
 
@@ -62,7 +63,7 @@ def run_script(script: Path, args: Sequence[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-def reduce_process(process: BaseProcess) -> tuple[object, ...]:
+def reduce_process(process: BaseProcess) -> tuple[Any, tuple[Any], dict[str, Any]]:
     """A process as it is sent to the worker that becomes it: made there by a function of this module.
 
     So the worker, a new Python that has read nothing but the script, imports this package.

@@ -105,7 +105,7 @@ def test_whatever_is_typed(command: str, ends: Ends, monkeypatch: pytest.MonkeyP
     fixture = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
     @given(command_lines(command))
-    @settings(deadline=None, max_examples=25, derandomize=True, database=None, **fixture)
+    @settings(deadline=None, max_examples=20, derandomize=True, database=None, **fixture)
     def check(argv: list[str]) -> None:
         if argv[0] == "demo":  # its options alone: the rest is the same in every run
             argv = [*argv, "--epochs", "1"]
@@ -235,7 +235,7 @@ def damaged() -> Iterator[Path]:
         path.write_bytes(data)
         yield path
     for data in faults.OTHER_BYTES:
-        for suffix in (".pth", ".safetensors", ".bin"):
+        for suffix in (".pth", ".safetensors"):
             path = Path(f"bytes{suffix}")
             path.write_bytes(data)
             yield path
@@ -243,7 +243,7 @@ def damaged() -> Iterator[Path]:
 
 def test_every_command_on_damaged_bytes(ends: Ends) -> None:
     found = check_all(ends, damaged())
-    assert len(found) > 90
+    assert len(found) > 80
     assert set(found) == {0, 2}
 
 

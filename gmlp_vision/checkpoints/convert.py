@@ -59,7 +59,7 @@ def convert_file(
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if is_file_name(out):
-        check_files([out], source)
+        check_files([out])
     else:
         check_new_folder(out)
     built = build(

@@ -37,7 +37,11 @@ def add(commands: Any) -> None:
 
 def call(args: argparse.Namespace) -> None:
     from gmlp_vision.checkpoints import convert_file
+    from gmlp_vision.checkpoints.outputs import check_files
+    from gmlp_vision.checkpoints.save import is_file_name
 
+    if is_file_name(args.out):
+        check_files([args.out], args.source)  # who calls convert_file may mean it
     report = convert_file(
         args.source,
         args.out,
