@@ -33,7 +33,7 @@ MODEL_ARGS: dict[str, Any] = {
 PRETRAINED_ARGS: dict[str, Any] = {"img_size": 32, "in_chans": 1, "num_classes": 10}
 EPOCHS, PRETRAINED_EPOCHS = 40, 5
 BATCH_SIZE = 64
-WARMUP_EPOCHS = 2
+WARMUP_EPOCHS, MOST_EPOCHS = 2, 100_000
 MEAN = STD = (0.5,)
 
 
@@ -93,12 +93,16 @@ def run_demo(output: Path, epochs: int | None = None, seed: int = 0, pretrained:
 
     Raises:
         UserError: scikit-learn is missing, or `output` exists already.
-        ValueError: Too few epochs.
+        ValueError: Too few or too many epochs, or a seed that numpy cannot have.
     """
     if epochs is None:
         epochs = PRETRAINED_EPOCHS if pretrained else EPOCHS
     if epochs <= WARMUP_EPOCHS:
         raise ValueError(f"epochs is {epochs}; expected more than the {WARMUP_EPOCHS} of warm-up")
+    if epochs > MOST_EPOCHS:
+        raise ValueError(f"epochs is {epochs}; expected at most {MOST_EPOCHS}")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}; expected 0 to {2**32 - 1}")
     model_args = PRETRAINED_ARGS if pretrained else MODEL_ARGS
     output.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(output) as folder:  # before the training, so that a name that is taken is told at once

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from gmlp_vision.checkpoints import DTYPES, build
+from gmlp_vision.checkpoints.outputs import check_files
 from gmlp_vision.errors import UserError
 from gmlp_vision.trunks import Trunk
 
@@ -78,6 +79,8 @@ def export_checkpoint(
         UserError: As `export_model`, or the source cannot be read or holds no model of this package.
     """
     check_arguments(Path(out), format, dtype)
+    results = [Path(out), *([Path(out).with_suffix(".bin")] if format == "openvino" else [])]
+    check_files(results, source)
     model = build(source, img_size=img_size).model.float()
     return export_model(model, out, format, dynamic_batch=dynamic_batch, dtype=dtype)
 

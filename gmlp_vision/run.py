@@ -11,7 +11,11 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from multiprocessing import context
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import timm
 
@@ -45,13 +49,30 @@ def find_script(script: str) -> Path:
 def run_script(script: Path, args: Sequence[str]) -> None:
     """Runs a script as `__main__`. What it raises, SystemExit too, comes out as it is.
 
+    A worker that it spawns knows the models too, unless its class is one derived from Process.
+
     Args:
         script: The file. The folder it is in goes to the end of sys.path.
         args: Its arguments.
     """
     put_last(script.parent)
+    for kind in ("Process", "SpawnProcess", "ForkServerProcess"):
+        if hasattr(context, kind):  # Windows has no server
+            ForkingPickler.register(getattr(context, kind), reduce_process)
     sys.argv = [str(script), *args]
     runpy.run_path(str(script), run_name="__main__")
+
+
+def reduce_process(process: BaseProcess) -> tuple[Any, tuple[Any], dict[str, Any]]:
+    """A process as it is sent to the worker that becomes it: made there by a function of this module.
+
+    So the worker, a new Python that has read nothing but the script, imports this package.
+    """
+    return new_process, (type(process),), process.__dict__
+
+
+def new_process(kind: type[BaseProcess]) -> BaseProcess:
+    return kind.__new__(kind)
 
 
 def put_last(folder: str | os.PathLike[str]) -> None:

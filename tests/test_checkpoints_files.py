@@ -335,7 +335,7 @@ def test_the_commands_on_other_names(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["convert", "{in}", "{dir}/no/such/out.pth"], "there is no folder"),
         (["convert", "{in}", "{dir}/out.pth", "--to", "jaketae"], "cannot express this model"),
         (["convert", "{in}", "{dir}/out.pth", "--grid", "2", "4"], "grid 2 x 4 has 8 tokens"),
-        (["convert", "{in}", "{dir}/out.pth", "--img-size", "0", "0"], "0 pixels"),
+        (["convert", "{in}", "{dir}/out.pth", "--img-size", "0", "0"], "img_size is 0 x 0"),
         (["convert", "{in}", "{dir}/out.pth", "--num-classes", "-1"], "num_classes is -1; expected a count"),
         (["convert", "{in}", "{dir}"], "exists"),
     ],

@@ -151,7 +151,7 @@ def test_untrained_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
             "(--tokens); leave it out",
         ),
         (["--grid", "4", "6", "-o", "f.png", "--draw", "units"], "no layers of kind 'hidden'"),
-        (["--grid", "-4", "-6"], "the grid -4 x -6"),
+        (["--grid", "-4", "-6"], "grid is -4 x -6; expected height and width of 1 to 16384 tokens"),
         (["--weights", "ema"], "holds no EMA weights"),
         (["--model", "resmlp_12_224"], "does not hold the weights of resmlp_12_224"),
         (["--tokens", "center"], "name it with -o FILE.png"),
@@ -192,7 +192,10 @@ def test_what_the_user_can_mend_is_one_line(
         (["--stats", "s.xls"], "statistics are written as one of .csv, .json"),
         (["--html", "e.png"], "the page is written as one of .html, .htm"),
         (["--stats", "no/s.csv"], "there is no folder no"),
-        (["--html", "e.html", "--image", "photo.png"], "--image: there is no file photo.png"),
+        (
+            ["--html", "e.html", "--image", "photo.png"],
+            "the image photo.png cannot be read: there is no such file",
+        ),
     ],
 )
 def test_options_are_checked_before_anything_is_read(

@@ -1,8 +1,11 @@
 """The page's data and size. What the page does is tested in test_explorer_browser.py."""
 
 import base64
+import io
 import json
 import re
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,9 @@ from PIL import Image
 from tiny import perturb, projections, tiny
 from toy_networks import Blocks, projection, pyramid
 
+from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract, measure, toeplitz_average, write_explorer
-from gmlp_vision.filters.explorer import quantise
+from gmlp_vision.filters.explorer import photo, quantise
 
 
 def data_of(path: Path) -> dict:
@@ -109,6 +113,54 @@ def test_an_image_is_put_in_small(tmp_path: Path) -> None:
     (tmp_path / "back.jpg").write_bytes(base64.b64decode(text))
     with Image.open(tmp_path / "back.jpg") as image:
         assert image.size == (512, 384)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_upright(orientation: int, tmp_path: Path) -> None:
+    """As its EXIF says. All of one picture: red above, its left quarter blue, told in eight ways."""
+    upright = np.full((40, 60, 3), 255, np.uint8)
+    upright[:20] = (255, 0, 0)
+    upright[:, :15] = (0, 0, 255)
+    turns = [None, *(Image.Transpose(k) for k in (0, 3, 1, 5, 2, 6, 4))]  # what undoes what EXIF asks for
+    stored = Image.fromarray(upright)
+    if turns[orientation - 1] is not None:
+        stored = stored.transpose(turns[orientation - 1])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "photo.jpg", exif=exif, quality=95)
+    data = base64.b64decode(photo(tmp_path / "photo.jpg").partition(",")[2])
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.size == (60, 40)
+        assert image.getexif().get(0x0112, 1) == 1
+        assert np.abs(np.asarray(image)[2::5, 2::5].astype(int) - upright[2::5, 2::5]).mean() < 12
+
+
+def png_header(width: int, height: int) -> bytes:
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + head
+        + struct.pack(">I", zlib.crc32(head))
+        + b"\0\0\1\0IDAT"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (png_header(20_000, 20_000), "exceeds limit of"),  # 400 megapixels
+        (png_header(10_000, 10_000), "photo.png cannot be read"),  # 100: no warning, and it is cut off
+        (b"hello", "cannot identify image file"),
+        (b"", "cannot identify image file"),
+        (None, "there is no such file"),
+    ],
+)
+def test_an_image_that_cannot_be_read(data: bytes | None, why: str, tmp_path: Path) -> None:
+    if data is not None:
+        (tmp_path / "photo.png").write_bytes(data)
+    with pytest.raises(UserError, match=why):
+        photo(tmp_path / "photo.png")
 
 
 def test_zero_has_a_page_too(tmp_path: Path) -> None:

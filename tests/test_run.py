@@ -4,6 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from multiprocessing import Process, get_context
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,8 @@ from gmlp_vision.run import find_script, put_last, run_script
 
 COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
 
-# What a script of timm does: imports timm and a module beside it, makes a model, loads data in workers.
+# What a script of timm does: imports timm and a module beside it, makes a model, loads data in workers. They
+# know this package's models too.
 PROBE = """
 import json, sys
 import sibling, timm
@@ -25,7 +29,7 @@ class Files(Dataset):
     def __len__(self):
         return 2
     def __getitem__(self, i):
-        return timm.__file__
+        return timm.__file__ if timm.is_model("gmlp_pico4") else "a worker that knows no models"
 
 if __name__ == "__main__":
     model = timm.create_model("gmlp_pico4", depth=1)
@@ -115,8 +119,9 @@ def test_a_script_runs_as_main_with_its_arguments(
     (tmp_path / "say.py").write_text(
         "import sys, timm\nprint(__name__, sys.argv[1:], timm.is_model('gmlp_s16'))"
     )
-    assert main(["run", str(tmp_path / "say.py"), "--config", "x.yaml", "--help", "data"]) == 0
-    assert capsys.readouterr().out == "__main__ ['--config', 'x.yaml', '--help', 'data'] True\n"
+    for args in (["--config", "x.yaml", "--help", "data"], ["--", "--version"], ["a", "--", "--", "-h"]):
+        assert main(["run", str(tmp_path / "say.py"), *args]) == 0
+        assert capsys.readouterr().out == f"__main__ {args} True\n"
     assert sys.path[-1] == str(tmp_path.resolve())
 
 
@@ -142,6 +147,25 @@ def test_the_scripts_own_error_keeps_its_traceback(
     assert err.endswith("ValueError: of the script\n")
     with pytest.raises(ValueError, match="of the script"):
         run_script(script, [])
+
+
+@pytest.mark.parametrize(
+    "kind", [get_context(start).Process for start in ("spawn", "forkserver")] + [Process]
+)
+def test_a_worker_is_made_by_this_package(process_state: None, tmp_path: Path, kind: type) -> None:
+    """To unpickle itself it imports the package, whatever the script imports."""
+    (tmp_path / "nothing.py").touch()
+    run_script(tmp_path / "nothing.py", [])
+    sent = bytes(ForkingPickler.dumps(with_no_key(kind(target=print, args=(3,), name="mine"))))
+    assert b"gmlp_vision.run" in sent
+    made = ForkingPickler.loads(sent)
+    assert (type(made), made.name, made._target, made._args) == (kind, "mine", print, (3,))
+
+
+def with_no_key(process: BaseProcess) -> BaseProcess:
+    """Its key goes nowhere but to a worker that is being spawned."""
+    process._config = {}
+    return process
 
 
 def test_a_bare_name_is_looked_up(

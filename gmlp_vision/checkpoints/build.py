@@ -16,6 +16,7 @@ from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import Tensors
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint, select_weights
 from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.checkpoints.values import check_memory, check_values
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
 
@@ -71,11 +72,25 @@ def build(
     Raises:
         ValueError: An argument outside what is listed above, or an image that the patch does not divide.
         CheckpointError: The source cannot be read safely, or holds no model that is known here.
+        UserError: What is asked for is far larger than the source.
     """
-    if num_classes is not None and num_classes < 0:
-        raise ValueError(f"num_classes is {num_classes}; expected a count, or 0 for no head")
+    check_values(
+        layout=layout,
+        model=model,
+        img_size=img_size,
+        grid=grid,
+        patch_size=patch_size,
+        num_classes=num_classes,
+    )
     checkpoint = _read(source, weights)
     identity = identify(checkpoint, model=model, layout=layout, patch_size=patch_size)
+    stem = stem_of(identity.model, identity.tensors)
+    if patch_size is not None and stem.patch_size != patch_size:
+        (p, q), (height, width) = patch_size, stem.reduction
+        raise CheckpointError(
+            f"patch_size is {p} x {q}, and the stem of {checkpoint.source} takes {height} x {width} pixels a "
+            "token: leave it out"
+        )
     size = size_of(identity, checkpoint, grid)
     classes = identity.num_classes if num_classes is None else num_classes
     made = _create(identity, checkpoint, size, img_size=img_size, num_classes=classes)
@@ -145,7 +160,9 @@ def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None,
         )
     if identity.name is not None:
         kwargs["pretrained_cfg_overlay"] = _preprocessing(checkpoint.config)
-    return identity.create(in_chans=identity.in_chans, dtype=widest(identity.tensors), **kwargs)
+    kwargs.update(in_chans=identity.in_chans, dtype=widest(identity.tensors))
+    check_memory(identity.create(**kwargs, device="meta"), identity.tensors)
+    return identity.create(**kwargs)
 
 
 def _preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from gmlp_vision.checkpoints.families import part
 from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, OWN, Layout, State, Tensors, to_ours
 from gmlp_vision.layers.grid_tied import tied_layers
 
+DEPTHS = ("depth", "depths", "num_blocks")  # the arguments by which models say them
+
 # Arguments that say how a model is made or called, or that the file's tensors tell better than its config.
 NOT_ITS_OWN = {
     *("img_size", "in_chans", "num_classes", "dynamic_img_size", "device", "dtype"),
@@ -149,7 +151,9 @@ class Reading:
         tries: list[Mapping[str, Any]] = []
         stated = self.config.get("model_args")
         if name == self.config.get("architecture") and isinstance(stated, Mapping):
-            tries.append({key: value for key, value in stated.items() if is_own(key)})
+            own = {key: value for key, value in stated.items() if is_own(key)}
+            if _blocks(own) <= len(self.state):  # a number is written faster than so many blocks are made
+                tries.append(own)
         if _may_be(name, sizes, self.state if self.other is None else {}):
             tries.append({})
         made = (self._identity(name, {**args, **place}) for args in tries)
@@ -186,6 +190,13 @@ class Reading:
         tensors, left = to_ours(self.state, self.other, rows, {}, self.patch_size)
         dropped = dict.fromkeys(left, LEFT_BY_A_TOOL)
         return Identity(self.family, name, args, model, tensors, dropped, self.spoken, settings)
+
+
+def _blocks(args: Mapping[str, Any]) -> int:
+    """How many blocks arguments ask for, as far as they say it in numbers."""
+    told = [args[key] for key in DEPTHS if key in args]
+    each = [n for value in told for n in (value if isinstance(value, list | tuple) else [value])]
+    return sum(n for n in each if isinstance(n, int))
 
 
 def is_own(key: object) -> bool:

@@ -9,6 +9,7 @@ from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.build import Built, build
 from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import OWN, from_ours
+from gmlp_vision.checkpoints.outputs import check_files, check_new_folder
 from gmlp_vision.checkpoints.read import Checkpoint
 from gmlp_vision.checkpoints.report import Report, first_five
 from gmlp_vision.checkpoints.save import DTYPES, is_file_name, save_file, save_folder
@@ -57,6 +58,10 @@ def convert_file(
         )
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    if is_file_name(out):
+        check_files([out])
+    else:
+        check_new_folder(out)
     built = build(
         source,
         weights=weights,

@@ -9,7 +9,7 @@ from timm.models import is_model, split_model_name_tag
 
 from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.build import size_of
-from gmlp_vision.checkpoints.candidates import Identity, is_own
+from gmlp_vision.checkpoints.candidates import DEPTHS, Identity, is_own
 from gmlp_vision.checkpoints.grid import stem_of
 from gmlp_vision.checkpoints.hub import released_at
 from gmlp_vision.checkpoints.identify import identify
@@ -17,7 +17,6 @@ from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.grid_tied import tied_layers
 
-DEPTHS = ("depth", "depths", "num_blocks")  # the arguments by which models say them
 WIDTHS = ("embed_dim", "embed_dims")
 
 
@@ -36,6 +35,7 @@ def describe(source: str | Path, *, model: str | None = None) -> dict[str, str]:
             such tag.
         ValueError: `model` is a name of no known family.
     """
+    families.check_model(model)
     name = str(source)
     if is_model(split_model_name_tag(name)[0]) and not Path(name).exists():
         return _describe_name(name)

@@ -83,6 +83,16 @@ def check_layout(name: str | None) -> None:
         raise ValueError(f"the layout is {name!r}; expected one of {', '.join(known)}")
 
 
+def check_model(name: str | None) -> None:
+    """Refuses a name of no known family.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if name is not None and family_of_name(name) is None:
+        raise ValueError(f"{name} is no model of this package, nor one of timm's that it knows")
+
+
 def recognise(tensors: Tensors, family: ModuleType | None) -> str:
     """The layout of a family whose marks are all among the names, or our own.
 
@@ -123,7 +133,7 @@ def isotropic_sizes(state_dict: Tensors, widening: str) -> dict[str, Any] | None
 def block_sizes(state_dict: Tensors, widening: str, dim: int) -> dict[str, Any] | None:
     """As `isotropic_sizes`, but for the patch: of a model of width `dim`, whatever its stem."""
     wide = state_dict.get(f"blocks.0.{widening}")
-    if wide is None or wide.ndim != 2:
+    if wide is None or wide.ndim != 2 or min(wide.shape) < 1:
         return None
     sizes = {
         "depth": len({name.split(".")[1] for name in state_dict if name.startswith("blocks.")}),

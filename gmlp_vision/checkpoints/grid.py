@@ -11,6 +11,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints.families import part
 from gmlp_vision.checkpoints.names import Tensors
+from gmlp_vision.checkpoints.values import LARGEST_SIDE
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.grid_tied import tied_layers
 from gmlp_vision.layers.resample import Grid, Rule
@@ -252,4 +253,5 @@ def _image(size: Any) -> Grid | None:
     if not isinstance(size, list | tuple) or len(size) not in (2, 3):
         return None
     height, width = size[-2:]
-    return (height, width) if type(height) is int and type(width) is int else None
+    fit = all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in (height, width))
+    return (height, width) if fit else None

@@ -38,6 +38,7 @@ def identify(
             holds what the family that knows its names refuses.
     """
     families.check_layout(layout)
+    families.check_model(model)
     state, outside = one_network(checkpoint.state_dict, checkpoint.source)
     nearest: list[Identity] = []
     for places in _places(state, checkpoint.config, model, layout):
@@ -102,8 +103,6 @@ def _places(
     if family is not None:
         yield [(family, [str(named)])]
     if model is not None:
-        if family is None:
-            raise ValueError(f"{model} is no model of this package, nor one of timm's that it knows")
         return
     found = families.families()
     if layout is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY = 12  # layers that a default figure shows all of
+MOST_TOKENS = 256  # a page of more is wider than matplotlib draws
 SCALES = ("figure", "layer", "picture")
 
 
@@ -41,7 +42,8 @@ def plot_filters(
         width: In inches; None for one column of a paper, or more where the pictures need it.
 
     Raises:
-        ValueError: A layer that is not there, a token that a layer does not have, or an unknown scale.
+        ValueError: A layer that is not there, a token that a layer does not have, more than 256 tokens, or an
+            unknown scale.
     """
     bank = _thinned(bank, layers, "token")
     if isinstance(tokens, str):
@@ -49,6 +51,10 @@ def plot_filters(
         chosen = [tokens_on(layer.grid, names) for layer in bank]
     else:
         chosen = [list(tokens)] * len(bank)
+    if max(map(len, chosen)) > MOST_TOKENS:
+        raise ValueError(
+            f"{max(map(len, chosen))} tokens are asked for; expected at most {MOST_TOKENS}, side by side"
+        )
     maps = [[layer.filter(token) for token in row] for layer, row in zip(bank, chosen, strict=True)]
     heads = [
         [f"({r}, {c})" if k == 0 or row != chosen[k - 1] else "" for r, c in row]

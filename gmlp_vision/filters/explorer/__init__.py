@@ -6,6 +6,7 @@ Shapes: N = H * W tokens in row-major order.
 import base64
 import io
 import json
+import warnings
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from gmlp_vision.atomic import replace_file
+from gmlp_vision.errors import UserError
 from gmlp_vision.filters.bank import FilterBank, FilterLayer
 from gmlp_vision.filters.measure import toeplitz_average
 from gmlp_vision.filters.options import check_ending
@@ -39,7 +41,8 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
 
     Raises:
         ValueError: No 'token' layer, layers of several grids, or another ending than .html.
-        OSError: The folder cannot be written, or the image cannot be read.
+        OSError: The folder cannot be written.
+        UserError: The image cannot be read.
     """
     check_ending(path, PAGE_FILES, "the page is")
     bank = layers_shown(bank)
@@ -51,7 +54,7 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
         "grid_source": bank.grid_source,
         "steps": STEPS,
         "error": error,
-        "photo": None if image is None else _photo(image),
+        "photo": None if image is None else photo(image),
         "layers": layers,
     }
     with replace_file(path) as temporary:
@@ -103,14 +106,27 @@ def _base64(tensor: torch.Tensor) -> str:
     return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
 
 
-def _photo(path: str | Path) -> str:
-    from PIL import Image
+def photo(path: str | Path) -> str:
+    """A picture as the page has it: upright, as its EXIF says, and small; a data: URL.
 
-    with Image.open(path) as image:
-        small = image.convert("RGB")
-        small.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
-        data = io.BytesIO()
-        small.save(data, "JPEG", quality=85)
+    Raises:
+        UserError: The file cannot be read as a picture.
+    """
+    from PIL import Image, ImageOps
+
+    if not Path(path).is_file():  # to read a FIFO would take as long as nobody writes into it
+        raise UserError(f"the image {path} cannot be read: there is no such file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a large picture, which is read, and of odd metadata
+            with Image.open(path) as image:
+                small = ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # a parser of foreign bytes may raise anything
+        reason = f"{error.strerror}" if isinstance(error, OSError) and error.strerror else f"{error}"
+        raise UserError(f"the image {path} cannot be read: {reason}") from error
+    small.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
+    data = io.BytesIO()
+    small.save(data, "JPEG", quality=85)
     return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
