@@ -18,7 +18,7 @@ from tiny import TINY, images, same_weights, tiny
 
 from gmlp_vision import CheckpointError, load_checkpoint
 from gmlp_vision.checkpoints import read_checkpoint
-from gmlp_vision.checkpoints.read import select_weights
+from gmlp_vision.checkpoints.unwrap import select_weights
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, -2.0])}
 EMA = {name: tensor + 1 for name, tensor in STATE.items()}

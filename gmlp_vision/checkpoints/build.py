@@ -14,8 +14,9 @@ from gmlp_vision.checkpoints.candidates import Identity, fits
 from gmlp_vision.checkpoints.grid import SourceSize, first_that_fits, source_size, stem_of
 from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import Tensors
-from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint, select_weights
+from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.checkpoints.unwrap import select_weights
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
 

@@ -12,9 +12,10 @@ from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.adapt import account, adapt
 from gmlp_vision.checkpoints.grid import source_size
 from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, State, Tensors, to_ours
-from gmlp_vision.checkpoints.read import read_checkpoint, select_weights
+from gmlp_vision.checkpoints.read import read_checkpoint
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.settings import check_settings, settings_of, settings_of_name, stated_settings
+from gmlp_vision.checkpoints.unwrap import select_weights
 from gmlp_vision.layers.resample import Grid
 
 logger = logging.getLogger(__name__)
