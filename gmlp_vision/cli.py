@@ -42,6 +42,12 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def add_prefix(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prefix", metavar="P", help="of the names of the network that is meant, where there are more"
+    )
+
+
 # -- weights -----------------------------------------------------------------------------------------------
 
 
@@ -57,6 +63,7 @@ def add_convert(commands: Any) -> None:
     )
     parser.add_argument("--to", metavar="WHOSE", help="names OUT gets (default: this package's)")
     parser.add_argument("--model", metavar="NAME", help="the model in IN, where its tensors leave that open")
+    add_prefix(parser)
     parser.add_argument("--img-size", **pair, help="of the image, in pixels (default: as in IN)")
     parser.add_argument("--grid", **pair, help="of the tokens in IN, where it does not state its image size")
     parser.add_argument(
@@ -90,6 +97,7 @@ def _convert(args: argparse.Namespace) -> None:
         weights=args.weights,
         dtype=args.dtype,
         model=args.model,
+        prefix=args.prefix,
     )
     print(report)
     print(f"wrote {args.out}")
@@ -101,13 +109,14 @@ def add_info(commands: Any) -> None:
     )
     parser.add_argument("source", metavar="FILE|NAME", help="file, folder, hf-hub:OWNER/NAME or model name")
     parser.add_argument("--model", metavar="NAME", help="the model in it, where its tensors leave that open")
+    add_prefix(parser)
     parser.set_defaults(call=_info)
 
 
 def _info(args: argparse.Namespace) -> None:
     from gmlp_vision.checkpoints import describe
 
-    for title, value in describe(args.source, model=args.model).items():
+    for title, value in describe(args.source, model=args.model, prefix=args.prefix).items():
         print(f"{title:<14}{value}")
 
 
@@ -126,6 +135,7 @@ def add_export(commands: Any) -> None:
     parser.add_argument(
         "--img-size", nargs=2, type=int, metavar=("H", "W"), help="in pixels (default: as in MODEL)"
     )
+    add_prefix(parser)
     parser.add_argument("--dynamic-batch", action="store_true", help="any number of images (default: one)")
     parser.add_argument(
         "--dtype",
@@ -141,7 +151,13 @@ def _export(args: argparse.Namespace) -> None:
 
     size = tuple(args.img_size) if args.img_size else None
     parity = export_checkpoint(
-        args.source, args.out, args.format, img_size=size, dynamic_batch=args.dynamic_batch, dtype=args.dtype
+        args.source,
+        args.out,
+        args.format,
+        img_size=size,
+        dynamic_batch=args.dynamic_batch,
+        dtype=args.dtype,
+        prefix=args.prefix,
     )
     print(
         f"wrote {args.out}: its logits are within {parity.difference:.1g} of the model's, and "
@@ -254,6 +270,7 @@ def add_filters(commands: Any) -> None:
     parser.add_argument("--image", type=Path, help="picture to lay under the grid of the page")
     parser.add_argument("--grid", type=int, nargs=2, metavar=("H", "W"), help="of the tokens, if not known")
     parser.add_argument("--model", metavar="NAME", help="the model in it, where its tensors leave that open")
+    add_prefix(parser)
     parser.add_argument(
         "--weights", choices=("raw", "ema"), default="auto", help="(default: ema where there is)"
     )
@@ -288,7 +305,7 @@ def _filters(args: argparse.Namespace) -> None:
                 raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
     if args.image and not args.image.is_file():
         raise UserError(f"--image: there is no file {args.image}")
-    bank = extract(args.what, tuple(args.grid) if args.grid else None, args.weights, args.model)
+    bank = extract(args.what, tuple(args.grid) if args.grid else None, args.weights, args.model, args.prefix)
     chosen = bank.select(chain.from_iterable(parse_layers(args.layers))) if args.layers else bank
     page = layers_shown(chosen) if args.html else None
     stats = bank.stats()

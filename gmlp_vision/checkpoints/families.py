@@ -8,7 +8,8 @@ whose tensors these are, or None. A module with `NAMES` speaks for models that i
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -124,15 +125,18 @@ def isotropic_sizes(state_dict: Tensors, widening: str) -> dict[str, Any] | None
     return sizes if "norm.weight" in state_dict else {**sizes, "final_norm": False}
 
 
-def anchors() -> Iterator[str]:
-    """Tensors of which every file of a known family has one: first convolutions, and the marks of layouts."""
-    for family in families():
-        for layout in layouts_of(family).values():
-            yield layout.marks[0]
-        for name in names_of(family):
-            cfg = timm.models.get_pretrained_cfg(name)
-            if cfg is not None and isinstance(cfg.first_conv, str):
-                yield f"{cfg.first_conv}.weight"
+def anchors() -> set[str]:
+    """Tensors of which every network of a known family has one: first convolutions, and marks of layouts."""
+    return _anchors_of(tuple(families()))
+
+
+@cache
+def _anchors_of(families: tuple[ModuleType, ...]) -> set[str]:
+    marks = {layout.marks[0] for family in families for layout in layouts_of(family).values()}
+    cfgs = [timm.models.get_pretrained_cfg(name) for family in families for name in names_of(family)]
+    return marks | {
+        f"{cfg.first_conv}.weight" for cfg in cfgs if cfg is not None and isinstance(cfg.first_conv, str)
+    }
 
 
 def part(model: Any, which: str) -> Any:

@@ -12,7 +12,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 
 from gmlp_vision.checkpoints.hub import download, download_pretrained
-from gmlp_vision.checkpoints.unwrap import select_weights
+from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.errors import CheckpointError
 
 # timm's local-dir: and hub forms, in timm's order.
@@ -40,6 +40,8 @@ class Checkpoint:
         source: What was read, for messages.
         weights: 'ema' for an exponential moving average, else 'raw'.
         sha256: Of the file, in hex.
+        outside: What stood beside the tensors, and why it is none of them.
+        notes: Where in the file the network was, if that is not where timm puts it.
     """
 
     state_dict: dict[str, torch.Tensor]
@@ -47,9 +49,13 @@ class Checkpoint:
     source: str
     weights: str
     sha256: str
+    outside: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
-def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | None = None) -> Checkpoint:
+def read_checkpoint(
+    source: str | Path, weights: str = "auto", sha256: str | None = None, prefix: str | None = None
+) -> Checkpoint:
     """Reads tensors from a file, a folder or the hub.
 
     Args:
@@ -58,43 +64,49 @@ def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | Non
             has released weights. What exists on disk goes before a model name.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
         sha256: Hash that the file must have, in hex.
+        prefix: Of the network that is meant, where the file holds more than one: 'teacher.', or any whole
+            parts of it; dicts in dicts count as parts.
 
     Raises:
         ValueError: An unknown `weights`.
         CheckpointError: There is no such source, it cannot be read safely, it is damaged, or it holds no
-            state dict.
+            network of which one can be taken.
     """
     if weights not in ("auto", "ema", "raw"):
         raise ValueError(f"weights is {weights!r}; expected 'auto', 'ema' or 'raw'")
     kind, _, rest = str(source).partition(":")
     if kind == "hf-hub":
-        return _read_folder(download(rest), str(source), weights, sha256)
+        return _read_folder(download(rest), str(source), weights, sha256, prefix)
     path = Path(rest if kind == "local-dir" else source)
     if path.is_dir():
-        return _read_folder(path, str(source), weights, sha256)
+        return _read_folder(path, str(source), weights, sha256, prefix)
     if path.is_file():
-        return _read_file(path, str(source), weights, sha256)
+        return _read_file(path, str(source), weights, sha256, prefix)
     if path.exists() or kind == "local-dir":
         raise CheckpointError(f"{source} is neither a file nor a folder")
     place = download_pretrained(str(source))
     read = _read_folder if place.is_dir() else _read_released_file
-    return read(place, str(source), weights, sha256)
+    return read(place, str(source), weights, sha256, prefix)
 
 
-def _read_folder(folder: Path, source: str, weights: str, sha256: str | None) -> Checkpoint:
+def _read_folder(
+    folder: Path, source: str, weights: str, sha256: str | None, prefix: str | None
+) -> Checkpoint:
     config = _read_config(folder / "config.json", source)
     found = [folder / name for name in FOLDER_FILES if (folder / name).is_file()]
     if not found:
         raise CheckpointError(
             f"{source} has a config.json and no weights; expected one of {', '.join(FOLDER_FILES)}"
         )
-    return _read_file(found[0], source, weights, sha256 or _known_hash(found[0], config), config)
+    return _read_file(found[0], source, weights, sha256 or _known_hash(found[0], config), prefix, config)
 
 
-def _read_released_file(path: Path, source: str, weights: str, sha256: str | None) -> Checkpoint:
+def _read_released_file(
+    path: Path, source: str, weights: str, sha256: str | None, prefix: str | None
+) -> Checkpoint:
     beside = path.with_name("config.json")
     config = _read_config(beside, source) if beside.is_file() else {}
-    return _read_file(path, source, weights, sha256 or _known_hash(path, config), config)
+    return _read_file(path, source, weights, sha256 or _known_hash(path, config), prefix, config)
 
 
 def _known_hash(path: Path, config: dict[str, Any]) -> str | None:
@@ -122,7 +134,12 @@ def _read_config(path: Path, source: str) -> dict[str, Any]:
 
 
 def _read_file(
-    path: Path, source: str, weights: str, sha256: str | None, config: dict[str, Any] | None = None
+    path: Path,
+    source: str,
+    weights: str,
+    sha256: str | None,
+    prefix: str | None,
+    config: dict[str, Any] | None = None,
 ) -> Checkpoint:
     # Read once: the hash is then that of the very bytes that are parsed.
     data = path.read_bytes()
@@ -132,9 +149,11 @@ def _read_file(
             f"{source} is damaged, or another file: its sha256 is {digest}; expected {sha256.lower()}"
         )
     loaded = _parse(data, path.name.endswith(".safetensors"), source)
-    state_dict, taken = select_weights(loaded, weights, source)
+    network = unwrap(loaded, weights, source, prefix)
     config = _train_config(loaded) if config is None else config
-    return Checkpoint(state_dict, config, source, taken or "raw", digest)
+    return Checkpoint(
+        network.tensors, config, source, network.weights or "raw", digest, network.outside, network.notes
+    )
 
 
 def _parse(data: bytes, safe: bool, source: str) -> Any:
