@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
@@ -11,7 +12,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from timm.models import get_pretrained_cfg, is_model, split_model_name_tag
+from timm.models import get_pretrained_cfg, is_model, list_models, split_model_name_tag
 
 from gmlp_vision.errors import CheckpointError
 
@@ -89,12 +90,20 @@ def download_pretrained(name: str) -> Path:
         CheckpointError: No such model, or no released weights of it; and as `download`.
     """
     if not is_model(split_model_name_tag(name)[0]):
-        raise CheckpointError(f"{name} is neither a file, nor a folder, nor the name of a model timm knows")
+        raise CheckpointError(
+            f"{name} is neither a file, nor a folder, nor the name of a model timm knows{did_you_mean(name)}"
+        )
     place = released_at(name)
     if place is None:
         refuse_page(name)
         raise CheckpointError(f"{name} has no released weights; give a file or a folder")
     return place if isinstance(place, Path) else download(place)
+
+
+def did_you_mean(name: str) -> str:
+    """The registered names that one is nearly, as the end of a message; '' if there are none."""
+    close = get_close_matches(split_model_name_tag(name)[0], list_models(), cutoff=0.75)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def refuse_page(name: str) -> None:

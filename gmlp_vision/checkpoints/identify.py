@@ -7,6 +7,7 @@ from typing import Any
 
 from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.candidates import Identity, Reading, create
+from gmlp_vision.checkpoints.hub import did_you_mean
 from gmlp_vision.checkpoints.names import OWN, Tensors
 from gmlp_vision.checkpoints.read import Checkpoint
 from gmlp_vision.checkpoints.report import first_five
@@ -83,7 +84,9 @@ def _places(
         yield [(family, [str(named)])]
     if model is not None:
         if family is None:
-            raise ValueError(f"{model} is no model of this package, nor one of timm's that it knows")
+            raise ValueError(
+                f"{model} is no model of this package, nor one of timm's that it knows{did_you_mean(model)}"
+            )
         return
     found = families.families()
     if layout is None:
