@@ -64,9 +64,15 @@ def _describe_name(name: str) -> dict[str, str]:
     checkpoint = Checkpoint(model.state_dict(), config, name, "raw", "")
     return {
         "source": name,
-        "weights": f"hf-hub:{place}" if isinstance(place, str) else str(place or "none released"),
+        "weights": _place(place),
         **_describe_model(identify(checkpoint), checkpoint),
     }
+
+
+def _place(place: Path | str | None) -> str:
+    if isinstance(place, str) and "://" not in place:
+        return f"hf-hub:{place}"
+    return str(place or "none released")
 
 
 def _describe_model(identity: Identity, checkpoint: Checkpoint) -> dict[str, str]:

@@ -105,8 +105,8 @@ def _read_released_file(
     path: Path, source: str, weights: str, sha256: str | None, prefix: str | None
 ) -> Checkpoint:
     beside = path.with_name("config.json")
-    config = _read_config(beside, source) if beside.is_file() else {}
-    return _read_file(path, source, weights, sha256 or _known_hash(path, config), prefix, config)
+    config = _read_config(beside, source) if beside.is_file() else None
+    return _read_file(path, source, weights, sha256 or _known_hash(path, config or {}), prefix, config)
 
 
 def _known_hash(path: Path, config: dict[str, Any]) -> str | None:
