@@ -46,7 +46,7 @@ def test_after_construction_resizing_and_loading(tmp_path: Path) -> None:
     tells(timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True), 3, 64, 64)
 
 
-# -- what would be wrong if pretrained_cfg had the model's own size --------------------------------------------
+# -- what would be wrong if pretrained_cfg had the model's own size ------------------------------------------
 
 
 @pytest.fixture

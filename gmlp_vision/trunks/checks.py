@@ -97,7 +97,7 @@ def check_count(name: str, count: Any, least: int = 1) -> None:
 
 
 def check_rate(name: str, rate: Any) -> None:
-    if not isinstance(rate, Real) or not 0.0 <= rate < 1.0:
+    if not isinstance(rate, Real) or not 0.0 <= float(rate) < 1.0:
         raise ValueError(f"{name} is {rate!r}; expected a probability in [0, 1)")
 
 

@@ -107,7 +107,7 @@ class Isotropic(Trunk):
         norm = partial(nn.LayerNorm, eps=norm_eps)
         self.stem = PatchEmbed(
             image,
-            patch,
+            cast("Any", patch),  # timm says int, and takes both
             in_chans,
             embed_dim,
             norm_layer=norm if stem_norm else None,
