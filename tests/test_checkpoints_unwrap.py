@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from others import lucidrains_state
 from tiny import TINY, images, same_weights, tiny
@@ -149,6 +149,7 @@ def test_the_account_of_a_prefix(tmp_path: Path) -> None:
     assert told["beside it"] == "loss.weight, accuracy.total"
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["module", "_orig_mod", "model", "net", "_fsdp_wrapped_module"]), max_size=5),
     st.lists(st.sampled_from(["state_dict", "model", "x", "module"]), max_size=3),
