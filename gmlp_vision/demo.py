@@ -13,7 +13,6 @@ import timm
 import torch
 from PIL import Image
 from timm.data import create_loader
-from timm.models import save_for_hf
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.utils import random_seed
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from gmlp_vision.atomic import new_folder
+from gmlp_vision.checkpoints.save import write_local_dir
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract, plot_filters, save_figure
 
@@ -125,9 +125,7 @@ def run_demo(output: Path, epochs: int | None = None, seed: int = 0, pretrained:
             seconds=seconds,
         )
         data_config = {"mean": MEAN, "std": STD, "crop_pct": 1.0}
-        save_for_hf(
-            model, str(folder), model_args=model_args, data_config=data_config, safe_serialization=True
-        )
+        write_local_dir(model, folder, model_args=model_args, data_config=data_config)
         save_figure(plot_filters(bank), folder / "filters.png")
         (folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
     return result

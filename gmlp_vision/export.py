@@ -66,11 +66,12 @@ def export_checkpoint(
     img_size: tuple[int, int] | None = None,
     dynamic_batch: bool = False,
     dtype: str = "fp32",
+    prefix: str | None = None,
 ) -> Parity:
     """`export_model` for the model whose weights are in a file, a folder, on the hub or under a model name.
 
     Args:
-        source: As for `gmlp_vision.checkpoints.read_checkpoint`.
+        source, prefix: As for `gmlp_vision.checkpoints.read_checkpoint`.
         img_size: (height, width) in pixels; None for the size that the weights are of.
         out, format, dynamic_batch, dtype: As for `export_model`.
 
@@ -81,7 +82,7 @@ def export_checkpoint(
     check_arguments(Path(out), format, dtype)
     results = [Path(out), *([Path(out).with_suffix(".bin")] if format == "openvino" else [])]
     check_files(results, source)
-    model = build(source, img_size=img_size).model.float()
+    model = build(source, img_size=img_size, prefix=prefix).model.float()
     return export_model(model, out, format, dynamic_batch=dynamic_batch, dtype=dtype)
 
 

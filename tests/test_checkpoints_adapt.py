@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.layers import resample_patch_embed
 from timm.models import MlpMixer, VisionTransformer, adapt_input_conv
@@ -456,6 +456,7 @@ def test_what_is_no_model_of_ours(make: Callable[[], nn.Module], tmp_path: Path)
         load_checkpoint(model, saved(tiny(), tmp_path / "x.pth"))
 
 
+@settings(deadline=None)  # it reads and writes files
 @given(
     shapes=st.dictionaries(
         st.sampled_from(sorted(tiny().state_dict())),

@@ -76,9 +76,12 @@ def test_a_state_dict_under_a_wrappers_prefix_beside_other_tensors() -> None:
     built = build({**inside, "module.centre": torch.zeros(3)})
     assert same_weights(built.model, model)
     assert built.title == "the state dict"
-    assert built.report.dropped == {"centre": "outside student."}
-    both = {f"{who}.{k}": v for who in ("student", "teacher") for k, v in model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"more than one network, under student\., teacher\.; pass"):
+    assert built.report.dropped == {"module.centre": "outside module.student."}
+    models = {"student": model, "teacher": tiny(depth=1)}
+    both = {f"{who}.{k}": v for who, m in models.items() for k, v in m.state_dict().items()}
+    with pytest.raises(
+        CheckpointError, match=r"more than one network, under student\., teacher\.: say which"
+    ):
         build(both)
 
 

@@ -1,5 +1,6 @@
 """Names: other implementations' weights against their own forward, written out in tests/others.py."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tiny import TINY, images, perturb, same_weights, tiny
 from torch import nn
 
 from gmlp_vision import CheckpointError, load_checkpoint
-from gmlp_vision.checkpoints import convert_file, families
+from gmlp_vision.checkpoints import convert_file, describe, families
 from gmlp_vision.checkpoints.names import to_ours
 from gmlp_vision.errors import UserError
 from gmlp_vision.models import gmlp
@@ -248,3 +249,21 @@ def test_a_flat_stem_for_a_model_of_another_patch(tmp_path: Path) -> None:
     assert report.adapted["stem.proj.weight"] == "patch 8 x 8 to 4 x 4"
     kernel = state["to_patch_embed.1.weight"].reshape(16, 3, 8, 8)
     assert torch.equal(model.stem.proj.weight, resample_patch_embed(kernel, [4, 4]))
+
+
+@pytest.mark.parametrize("name", ["gmlp_ti16", "s2mlp_wide"])
+@pytest.mark.parametrize("classes", [5, 0])
+def test_a_folder_says_its_size_and_classes_once(name: str, classes: int, tmp_path: Path) -> None:
+    """transformers' TimmWrapper gives timm both model_args and num_classes, so it may not be in both."""
+    torch.save(tiny(name).state_dict(), tmp_path / "x.pth")
+    convert_file(tmp_path / "x.pth", tmp_path / "y", model=name, img_size=(48, 24), num_classes=classes)
+    config = json.loads((tmp_path / "y/config.json").read_text())
+    assert config["num_classes"] == config["pretrained_cfg"]["num_classes"] == classes
+    assert "num_classes" not in config["model_args"]
+    assert config["pretrained_cfg"]["input_size"] == [3, 48, 24]
+    source = f"local-dir:{tmp_path / 'y'}"
+    model = timm.create_model(source, pretrained=True)
+    assert (model.num_classes, model.img_size) == (classes, (48, 24))
+    assert timm.data.resolve_input_data_config(model)["input_size"] == (3, 48, 24)
+    assert timm.create_model(source, pretrained=True, num_classes=7).num_classes == 7
+    assert describe(tmp_path / "y")["classes"] == str(classes)

@@ -58,6 +58,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     args = argparse.Namespace(model="gmlp_pico4", model_kwargs={})
     torch.save({"args": args, "state_dict": raw, "state_dict_ema": ema}, "model_best.pth.tar")
     torch.save(perturb(timm.create_model("gmlp_pico4", img_size=(16, 64))).state_dict(), "wide.pth")
+    lightning = {**{f"model.{k}": v for k, v in raw.items()}, "loss.weight": torch.ones(10)}
+    torch.save({"epoch": 3, "state_dict": lightning}, "lightning.ckpt")
+    torch.save({"student": raw, "teacher": ema}, "distilled.pth")
     torch.save(lucidrains_state(16), "lucidrains.pth")
     torch.save(jaketae_state(16), "jaketae.pth")
     Path("validate.py").write_text(VALIDATE)

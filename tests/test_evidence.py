@@ -11,7 +11,7 @@ import timm
 import torch
 import yaml
 from benchmark_scripts import load
-from timm.data import resolve_data_config
+from timm.data import resolve_input_data_config
 from tiny import images, perturb
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -110,7 +110,7 @@ def test_parameters_are_within_a_twentieth() -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_every_model_sees_the_same_images_and_learns_from_them(row: str) -> None:
     model = perturb(make(row))
-    assert resolve_data_config({}, model=model) == resolve_data_config({}, model=make("gmlp"))
+    assert resolve_input_data_config(model) == resolve_input_data_config(make("gmlp"))
     cross_entropy(model.eval()(images(4, 3, 32, 32)), torch.arange(4)).backward()
     still = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert still == (FROZEN if row == "frozen" else [])

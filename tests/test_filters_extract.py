@@ -484,13 +484,16 @@ def test_the_name_of_the_model_may_be_said() -> None:
         ValueError, match="model is 'gmlp_s16', which says what a file holds; this is a network"
     ):
         extract(model, model="gmlp_s16")
+    with pytest.raises(ValueError, match=r"prefix is 'model\.', which says what a file holds"):
+        extract(model, prefix="model.")
 
 
 def test_two_networks_in_one_state_dict_are_refused() -> None:
     state = tiny().state_dict()
-    both = {f"{who}.{k}": v for who in ("student", "teacher") for k, v in state.items()}
+    both = {f"{who}.{k}": v + (who == "teacher") for who in ("student", "teacher") for k, v in state.items()}
     with pytest.raises(CheckpointError, match=r"more than one network, under student\., teacher\."):
         extract(both)
+    same_layers(extract(both, prefix="student"), extract(state))
 
 
 def test_a_state_dict_of_another_architecture_is_told_what_is_known() -> None:

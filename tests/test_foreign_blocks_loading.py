@@ -90,6 +90,17 @@ def test_on_the_meta_device_the_names_and_shapes_are_the_same(kind: str) -> None
     same(meta.eval()(images(2, 3, 16, 16)), source(images(2, 3, 16, 16)))
 
 
+@every_kind
+def test_a_model_on_the_meta_device_becomes_the_one_that_was_saved(kind: str, tmp_path: Path) -> None:
+    block, own = KINDS[kind]
+    source = make(kind)
+    meta = Isotropic(block, **{**SMALL, **own}, device="meta")
+    report = load_checkpoint(meta, saved(source, tmp_path / "x.pth"))
+    assert report.loaded == list(source.state_dict())
+    assert same_weights(meta, source)
+    same(meta.eval()(images(2, 3, 16, 16)), source(images(2, 3, 16, 16)))
+
+
 def test_each_kind_of_numbers_stays_its_own(tmp_path: Path) -> None:
     counter, mean = "blocks.0.norm.num_batches_tracked", "blocks.0.norm.running_mean"
     for name, value, said in (

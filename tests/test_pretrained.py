@@ -13,7 +13,7 @@ import safetensors.torch
 import timm
 import torch
 import yaml
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import create_transform, resolve_input_data_config
 from timm.models import save_for_hf
 from tiny import images
 from torch.utils.data import DataLoader
@@ -60,7 +60,7 @@ def test_top1_on_images_that_were_not_trained_on(tmp_path: Path) -> None:
     with tarfile.open(IMAGES) as archive:
         archive.extractall(tmp_path, filter="data")
     model = timm.create_model("gmlp_pico4", pretrained=True).eval()
-    transform = create_transform(**resolve_model_data_config(model))
+    transform = create_transform(**resolve_input_data_config(model))
     batches = DataLoader(ImageFolder(tmp_path, transform), batch_size=100)
     with torch.inference_mode():
         right = torch.cat([model(x).argmax(1) == y for x, y in batches])

@@ -65,7 +65,7 @@ def adapt(tensors: Tensors, model: Any, report: Report, size: SourceSize | None)
     _fit_stem(adapted, model, own, report)
     _check_shapes(adapted, own, report.source)
     _cast(adapted, own, report)
-    _check_finite(adapted, report.source)
+    _check_finite({n: t for n, t in adapted.items() if n not in report.missing}, report.source)
     report.loaded += [name for name in adapted if name not in report.adapted and name not in report.missing]
     return adapted
 
@@ -144,7 +144,7 @@ def _carry(tensors: State, model: Any, size: SourceSize, report: Report) -> None
                     f"{report.source} is for another size, and {name} has no other: {error}"
                 ) from error
             report.adapted[name] = f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}"
-            report.notes = [grid_note(size)]
+            report.add_note(grid_note(size))
             report.doubtful = size.doubtful
 
 

@@ -14,8 +14,9 @@ from gmlp_vision.checkpoints.candidates import Identity, fits
 from gmlp_vision.checkpoints.grid import SourceSize, first_that_fits, source_size, stem_of
 from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import Tensors
-from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint, select_weights
+from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.checkpoints.values import check_memory, check_values
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
@@ -55,6 +56,7 @@ def build(
     patch_size: tuple[int, int] | None = None,
     num_classes: int | None = None,
     model: str | None = None,
+    prefix: str | None = None,
 ) -> Built:
     """Makes the model whose weights a source holds.
 
@@ -68,6 +70,7 @@ def build(
         patch_size: (height, width) of the file's patch in pixels, where its stem, a matrix, leaves it open.
         num_classes: Another count than the file's gives a new head, as a new model has it; 0 gives none.
         model: The registered name of such a model, where the tensors leave it open.
+        prefix: Of the network that is meant, where the source holds more than one; see `read_checkpoint`.
 
     Raises:
         ValueError: An argument outside what is listed above, or an image that the patch does not divide.
@@ -82,7 +85,7 @@ def build(
         patch_size=patch_size,
         num_classes=num_classes,
     )
-    checkpoint = _read(source, weights)
+    checkpoint = _read(source, weights, prefix)
     identity = identify(checkpoint, model=model, layout=layout, patch_size=patch_size)
     stem = stem_of(identity.model, identity.tensors)
     if patch_size is not None and stem.patch_size != patch_size:
@@ -94,12 +97,14 @@ def build(
     size = size_of(identity, checkpoint, grid)
     classes = identity.num_classes if num_classes is None else num_classes
     made = _create(identity, checkpoint, size, img_size=img_size, num_classes=classes)
-    report = Report(checkpoint.source, checkpoint.weights, identity.layout, dropped=dict(identity.dropped))
+    report = Report(checkpoint.source, checkpoint.weights, identity.layout)
+    report.dropped |= {**checkpoint.outside, **identity.dropped}
+    report.notes += checkpoint.notes
     made.load_state_dict(adapt(account(identity.tensors, made, report), made, report, size))
     if size is None:  # a tensor is misshapen, and adapt has said which
         raise CheckpointError(f"{checkpoint.source}: no image size gives its tensors their shapes")
     if size.grids or not hasattr(made, "grids"):  # else no tensor depends on it
-        report.notes = [grid_note(size)]
+        report.add_note(grid_note(size))
         report.doubtful = size.doubtful
     title = checkpoint.source
     if checkpoint.weights == "ema" or weights == "raw":  # there was a choice
@@ -141,11 +146,14 @@ def widest(tensors: Tensors) -> torch.dtype:
     return reduce(torch.promote_types, found, found[0]) if found else torch.float32
 
 
-def _read(source: str | Path | Tensors, weights: str) -> Checkpoint:
+def _read(source: str | Path | Tensors, weights: str, prefix: str | None) -> Checkpoint:
     if not isinstance(source, Mapping):
-        return read_checkpoint(source, weights)
-    state_dict, taken = select_weights(source, weights, "the state dict")
-    return Checkpoint(state_dict, {}, "the state dict", taken or "raw", "")
+        return read_checkpoint(source, weights, prefix=prefix)
+    title = "the state dict"
+    network = unwrap(source, weights, title, prefix)
+    return Checkpoint(
+        network.tensors, {}, title, network.weights or "raw", "", network.outside, network.notes
+    )
 
 
 def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ def convert_file(
     weights: str = "auto",
     dtype: str | None = None,
     model: str | None = None,
+    prefix: str | None = None,
 ) -> Report:
     """Reads a checkpoint, carries it to the size that is asked for, and writes it.
 
@@ -38,7 +39,7 @@ def convert_file(
         source: As for `read_checkpoint`.
         out: One file, replaced if it is there, where the name ends in .safetensors, .pth, .pt, .pth.tar or
             .bin; else a new folder in timm's local-dir form.
-        layout, grid, img_size, patch_size, num_classes, weights, model: As for `build`.
+        layout, grid, img_size, patch_size, num_classes, weights, model, prefix: As for `build`.
         to: Whose names it gets, in one file: 'timm' or another (docs/weights.md); None for this package.
         dtype: Of the numbers written, 'fp32', 'fp16' or 'bf16'; None for the file's own.
 
@@ -71,6 +72,7 @@ def convert_file(
         patch_size=patch_size,
         num_classes=num_classes,
         model=model,
+        prefix=prefix,
     )
     if dtype is not None:
         built.report.notes += _cast(built.model, dtype)

@@ -14,18 +14,20 @@ from gmlp_vision.checkpoints.grid import stem_of
 from gmlp_vision.checkpoints.hub import released_at
 from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
+from gmlp_vision.checkpoints.report import first_five
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.grid_tied import tied_layers
 
 WIDTHS = ("embed_dim", "embed_dims")
 
 
-def describe(source: str | Path, *, model: str | None = None) -> dict[str, str]:
+def describe(source: str | Path, *, model: str | None = None, prefix: str | None = None) -> dict[str, str]:
     """What there is to say about a checkpoint, or about a model by its name, which then is not downloaded.
 
     Args:
         source: As for `read_checkpoint`.
         model: The registered name of the model in it, where its tensors leave that open.
+        prefix: Of the network that is meant, where the source holds more than one; see `read_checkpoint`.
 
     Returns:
         Titles and values, in the order of reading.
@@ -33,13 +35,15 @@ def describe(source: str | Path, *, model: str | None = None) -> dict[str, str]:
     Raises:
         CheckpointError: The source cannot be read, or holds no model that is known here, or a name has no
             such tag.
-        ValueError: `model` is a name of no known family.
+        ValueError: `model` is a name of no known family, or a prefix is given for a model name.
     """
     families.check_model(model)
     name = str(source)
     if is_model(split_model_name_tag(name)[0]) and not Path(name).exists():
+        if prefix is not None:
+            raise ValueError(f"prefix is {prefix!r}, which is of a file; {name} is the name of a model")
         return _describe_name(name)
-    checkpoint = read_checkpoint(source)
+    checkpoint = read_checkpoint(source, prefix=prefix)
     identity = identify(checkpoint, model=model)
     return {
         "source": checkpoint.source,
@@ -48,6 +52,8 @@ def describe(source: str | Path, *, model: str | None = None) -> dict[str, str]:
         "names": identity.layout,
         **_describe_model(identity, checkpoint),
         "settings": _in_words(identity.settings) or "none stated",
+        **({"note": "; ".join(checkpoint.notes)} if checkpoint.notes else {}),
+        **({"beside it": first_five(list(checkpoint.outside))} if checkpoint.outside else {}),
     }
 
 
@@ -58,9 +64,15 @@ def _describe_name(name: str) -> dict[str, str]:
     checkpoint = Checkpoint(model.state_dict(), config, name, "raw", "")
     return {
         "source": name,
-        "weights": f"hf-hub:{place}" if isinstance(place, str) else str(place or "none released"),
+        "weights": _place(place),
         **_describe_model(identify(checkpoint), checkpoint),
     }
+
+
+def _place(place: Path | str | None) -> str:
+    if isinstance(place, str) and "://" not in place:
+        return f"hf-hub:{place}"
+    return str(place or "none released")
 
 
 def _describe_model(identity: Identity, checkpoint: Checkpoint) -> dict[str, str]:

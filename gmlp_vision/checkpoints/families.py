@@ -8,13 +8,15 @@ whose tensors these are, or None. A module with `NAMES` speaks for models that i
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import timm
 from torch import nn
 
+from gmlp_vision.checkpoints.hub import did_you_mean
 from gmlp_vision.checkpoints.names import OWN, Layout, Tensors
 from gmlp_vision.errors import CheckpointError
 
@@ -90,7 +92,9 @@ def check_model(name: str | None) -> None:
         ValueError: It is one.
     """
     if name is not None and family_of_name(name) is None:
-        raise ValueError(f"{name} is no model of this package, nor one of timm's that it knows")
+        raise ValueError(
+            f"{name} is no model of this package, nor one of timm's that it knows{did_you_mean(name)}"
+        )
 
 
 def recognise(tensors: Tensors, family: ModuleType | None) -> str:
@@ -143,15 +147,18 @@ def block_sizes(state_dict: Tensors, widening: str, dim: int) -> dict[str, Any] 
     return sizes if "norm.weight" in state_dict else {**sizes, "final_norm": False}
 
 
-def anchors() -> Iterator[str]:
-    """Tensors of which every file of a known family has one: first convolutions, and the marks of layouts."""
-    for family in families():
-        for layout in layouts_of(family).values():
-            yield layout.marks[0]
-        for name in names_of(family):
-            cfg = timm.models.get_pretrained_cfg(name)
-            if cfg is not None and isinstance(cfg.first_conv, str):
-                yield f"{cfg.first_conv}.weight"
+def anchors() -> set[str]:
+    """Tensors of which every network of a known family has one: first convolutions, and marks of layouts."""
+    return _anchors_of(tuple(families()))
+
+
+@cache
+def _anchors_of(families: tuple[ModuleType, ...]) -> set[str]:
+    marks = {layout.marks[0] for family in families for layout in layouts_of(family).values()}
+    cfgs = [timm.models.get_pretrained_cfg(name) for family in families for name in names_of(family)]
+    return marks | {
+        f"{cfg.first_conv}.weight" for cfg in cfgs if cfg is not None and isinstance(cfg.first_conv, str)
+    }
 
 
 def part(model: Any, which: str) -> Any:

@@ -1,9 +1,15 @@
 """From the Hugging Face Hub, its cache, or a model name, to a folder or a file on this disk."""
 
+import hashlib
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
+from urllib.parse import urlparse
 
+import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -11,7 +17,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from timm.models import get_pretrained_cfg, is_model, split_model_name_tag
+from timm.models import get_pretrained_cfg, is_model, list_models, split_model_name_tag
 
 from gmlp_vision.errors import CheckpointError
 
@@ -23,6 +29,9 @@ LOCAL_ROUTES = (
 
 # What the address of a file ends in; any other is that of a page.
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pth.tar", ".pt")
+
+# torch's form for the name of a file that states the first digits of its sha256.
+STATED_HASH = re.compile(r"-([0-9a-f]{8,})\.")
 
 # What a download that breaks off ends in. huggingface_hub lets through the errors of its http client, another
 # one in other versions; its own error derives from the client's.
@@ -83,18 +92,45 @@ def _not_fetched(source: str, error: BaseException) -> CheckpointError:
 def download_pretrained(name: str) -> Path:
     """As `download`, for the released weights of a timm model name: 'gmlp_s16', 'gmlp_pico4.cifar10'.
 
-    Where the model's cfg names a file, as for the weights that come with this package, it is that file.
+    Where the model's cfg names a file, as for the weights that come with this package, it is that file. A
+    file at a direct address is fetched into torch's cache, once, and held against the hash in its name.
 
     Raises:
         CheckpointError: No such model, or no released weights of it; and as `download`.
     """
     if not is_model(split_model_name_tag(name)[0]):
-        raise CheckpointError(f"{name} is neither a file, nor a folder, nor the name of a model timm knows")
+        raise CheckpointError(
+            f"{name} is neither a file, nor a folder, nor the name of a model timm knows{did_you_mean(name)}"
+        )
     place = released_at(name)
     if place is None:
         refuse_page(name)
         raise CheckpointError(f"{name} has no released weights; give a file or a folder")
-    return place if isinstance(place, Path) else download(place)
+    if isinstance(place, Path):
+        return place
+    return _download_file(name, place) if "://" in place else download(place)
+
+
+def _download_file(name: str, url: str) -> Path:
+    """The file at an address, in torch's cache, where timm's pretrained=True has it too."""
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
+    stated = STATED_HASH.search(path.name)
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            show = sys.stderr.isatty()
+            torch.hub.download_url_to_file(url, str(path), stated and stated[1], progress=show)
+        except Exception as error:  # what urllib, the disk and another hash raise has no common base
+            raise _not_fetched(f"{name}, {url},", error) from error
+    elif stated and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(stated[1]):
+        raise CheckpointError(f"{path} is damaged, or another file: remove it, and it is fetched again")
+    return path
+
+
+def did_you_mean(name: str) -> str:
+    """The registered names that one is nearly, as the end of a message; '' if there are none."""
+    close = get_close_matches(split_model_name_tag(name)[0], list_models(), cutoff=0.75)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def refuse_page(name: str) -> None:
@@ -115,7 +151,9 @@ def refuse_page(name: str) -> None:
 
 
 def released_at(name: str) -> Path | str | None:
-    """Where a timm model name's released weights are: a file here, or a repository; None if it has none.
+    """Where a timm model name's released weights are: a file here, a repository, or the address of a file.
+
+    None if it has none, or if they are behind a page.
 
     Raises:
         CheckpointError: The model has no such tag.
@@ -126,4 +164,6 @@ def released_at(name: str) -> Path | str | None:
         raise CheckpointError(str(error)) from error
     if cfg and cfg.file:
         return Path(cfg.file)
+    if cfg and not cfg.hf_hub_id and str(cfg.url or "").endswith(WEIGHTS):
+        return str(cfg.url)
     return (cfg.hf_hub_id or None) if cfg else None

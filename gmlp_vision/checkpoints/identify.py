@@ -39,7 +39,7 @@ def identify(
     """
     families.check_layout(layout)
     families.check_model(model)
-    state, outside = one_network(checkpoint.state_dict, checkpoint.source)
+    state = checkpoint.state_dict
     nearest: list[Identity] = []
     for places in _places(state, checkpoint.config, model, layout):
         readings = [
@@ -47,12 +47,12 @@ def identify(
         ]
         exact, refusals = _exact(readings)
         if exact:
-            return _with_settings(_the_only(exact, checkpoint.source), checkpoint, outside)
+            return _with_settings(_the_only(exact, checkpoint.source), checkpoint)
         if refusals:
             raise refusals[0]
         nearest += [found for reading in readings for found in reading.by_sizes]
     if nearest:
-        return _with_settings(nearest[0], checkpoint, outside)
+        return _with_settings(nearest[0], checkpoint)
     known = ", ".join(families.title(family) for family in families.families())
     raise CheckpointError(
         f"{checkpoint.source} does not hold the weights of {model or 'a model known here'} ({known}), in "
@@ -72,26 +72,6 @@ def _exact(readings: list[Reading]) -> tuple[list[Identity], list[CheckpointErro
         except CheckpointError as error:
             refusals.append(error)
     return found, refusals
-
-
-def one_network(state_dict: Tensors, source: str) -> tuple[Tensors, dict[str, str]]:
-    """The tensors of the network in a state dict, without the prefix of what wraps it, and those outside it.
-
-    Raises:
-        CheckpointError: It holds more than one.
-    """
-    ends = set(families.anchors())
-    found = {name.removesuffix(end) for name in state_dict for end in ends if f".{name}".endswith(f".{end}")}
-    if "" in found or not found:
-        return state_dict, {}
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{source} holds more than one network, under {first_five(sorted(found))}; pass the tensors "
-            "of one"
-        )
-    (prefix,) = found
-    inside = {n.removeprefix(prefix): t for n, t in state_dict.items() if n.startswith(prefix)}
-    return inside, {n: f"outside {prefix}" for n in state_dict if not n.startswith(prefix)}
 
 
 def _places(
@@ -131,12 +111,12 @@ def _the_only(found: list[Identity], source: str) -> Identity:
     return first
 
 
-def _with_settings(identity: Identity, checkpoint: Checkpoint, outside: Mapping[str, str]) -> Identity:
+def _with_settings(identity: Identity, checkpoint: Checkpoint) -> Identity:
     """The same with what the file's config states, and without arguments that are so by default."""
     settings = identity.settings
     if identity.layout == OWN:
         settings = stated_settings(checkpoint.config, settings_of(identity.model))
-    identity = replace(identity, settings=settings, dropped={**outside, **identity.dropped})
+    identity = replace(identity, settings=settings)
     if not settings:
         return identity
     bare = {key: value for key, value in identity.args.items() if key not in settings}

@@ -12,9 +12,10 @@ from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.adapt import account, adapt
 from gmlp_vision.checkpoints.grid import source_size
 from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, State, Tensors, to_ours
-from gmlp_vision.checkpoints.read import read_checkpoint, select_weights
+from gmlp_vision.checkpoints.read import read_checkpoint
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.settings import check_settings, settings_of, settings_of_name, stated_settings
+from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.layers.resample import Grid
 
 logger = logging.getLogger(__name__)
@@ -28,17 +29,20 @@ def load_checkpoint(
     layout: str | None = None,
     grid: Grid | None = None,
     sha256: str | None = None,
+    prefix: str | None = None,
 ) -> Report:
     """Loads any checkpoint into a live model of this package, at the model's own size.
 
     Args:
-        model: Changed in place, unless there is an error: then it is as it was.
+        model: Changed in place, unless there is an error: then it is as it was. One on the meta device gets
+            parameters on the CPU, so move it and make its optimizer afterwards.
         source: A file, a folder, 'hf-hub:OWNER/NAME' or a timm model name; see `read_checkpoint`.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
         layout: Whose names the file has: 'timm' for this package's own, or one of the model's family's
             (docs/weights.md); None to tell by the names.
         grid: (H, W) of the file's tokens, for a file that does not state its image size.
         sha256: Hash that the file must have, in hex.
+        prefix: Of the network that is meant, where the file holds more than one; see `read_checkpoint`.
 
     Returns:
         What became of every tensor.
@@ -51,12 +55,21 @@ def load_checkpoint(
     if not all(hasattr(type(model), name) for name in ("grids", "first_conv", "classifier")):
         raise ValueError(f"the model is a {type(model).__name__}; expected one of this package, unwrapped")
     families.check_layout(layout)
-    checkpoint = read_checkpoint(source, weights, sha256)
-    report = Report(checkpoint.source, checkpoint.weights)
+    checkpoint = read_checkpoint(source, weights, sha256, prefix)
+    report = Report(
+        checkpoint.source,
+        checkpoint.weights,
+        dropped=dict(checkpoint.outside),
+        notes=list(checkpoint.notes),
+    )
     tensors = _as_ours(checkpoint.state_dict, model, report, checkpoint.config, layout)
     tensors = account(tensors, model, report)
     size = source_size(tensors, model, checkpoint.config, grid)
-    model.load_state_dict(adapt(tensors, model, report, size))
+    adapted = adapt(tensors, model, report, size)
+    if _on_meta(model):
+        _assign(model, adapted, report)
+    else:
+        model.load_state_dict(adapted)
     return report
 
 
@@ -71,13 +84,18 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     """
     cfg: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     source = str(cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "the state dict")
-    state_dict, taken = select_weights(state_dict, "auto", source)
-    report = Report(source, taken or "ema or raw")
+    network = unwrap(state_dict, "auto", source)
+    report = Report(
+        source,
+        network.weights or "ema or raw",
+        dropped=dict(network.outside),
+        notes=list(network.notes),
+    )
     config: dict[str, Any] = {}
     if cfg.get("source") in ("local-dir", "hf-hub"):  # then timm made the cfg from the config.json there
         args = getattr(model, "pretrained_model_args", {})
         config = {"architecture": cfg.get("architecture"), "model_args": args, "pretrained_cfg": cfg}
-    tensors = _as_ours(state_dict, model, report, config)
+    tensors = _as_ours(network.tensors, model, report, config)
     if cfg.get("num_classes") == -1:
         why = "the pretrained cfg has num_classes=-1, timm's way to ask for a new head"
         report.dropped |= {name: why for name in _head(tensors, model)}
@@ -87,6 +105,27 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     _tell_timm(cfg, model, report)
     logger.log(logging.WARNING if report.missing or report.doubtful else logging.INFO, "%s", report)
     return adapted
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def _assign(model: Any, tensors: Tensors, report: Report) -> None:
+    """Gives a model that has no numbers those of a file, as its parameters; a head of its own is drawn."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
+        # copies in the model's strides: two tensors of a file may be one, and would stay one in training
+        new = {
+            name: torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+            for name, tensor in model.state_dict().items()
+            if name not in report.missing
+        }
+        model.load_state_dict(new, strict=False, assign=True)
+        if report.missing:
+            model.reset_classifier(model.num_classes)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parameter.requires_grad_(own[name].requires_grad)
 
 
 def _as_ours(

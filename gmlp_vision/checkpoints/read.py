@@ -12,21 +12,17 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from timm.models import clean_state_dict
 
 from gmlp_vision.checkpoints.hub import download, download_pretrained
-from gmlp_vision.checkpoints.report import first_five
+from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.errors import CheckpointError
 
-# The names under which training scripts file their weights, the ones of timm's train.py first.
-EMA_KEYS = ("state_dict_ema", "model_ema")
-RAW_KEYS = ("state_dict", "model")
 # timm's local-dir: and hub forms, in timm's order.
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 # In a zip: torch reads such an entry as nothing and leaves its tensor uninitialised.
@@ -44,6 +40,8 @@ class Checkpoint:
         source: What was read, for messages.
         weights: 'ema' for an exponential moving average, else 'raw'.
         sha256: Of the file, in hex.
+        outside: What stood beside the tensors, and why it is none of them.
+        notes: Where in the file the network was, if that is not where timm puts it.
     """
 
     state_dict: dict[str, torch.Tensor]
@@ -51,9 +49,13 @@ class Checkpoint:
     source: str
     weights: str
     sha256: str
+    outside: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
-def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | None = None) -> Checkpoint:
+def read_checkpoint(
+    source: str | Path, weights: str = "auto", sha256: str | None = None, prefix: str | None = None
+) -> Checkpoint:
     """Reads tensors from a file, a folder or the hub.
 
     Args:
@@ -62,67 +64,49 @@ def read_checkpoint(source: str | Path, weights: str = "auto", sha256: str | Non
             has released weights. What exists on disk goes before a model name.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
         sha256: Hash that the file must have, in hex.
+        prefix: Of the network that is meant, where the file holds more than one: 'teacher.', or any whole
+            parts of it; dicts in dicts count as parts.
 
     Raises:
         ValueError: An unknown `weights`.
         CheckpointError: There is no such source, it cannot be read safely, it is damaged, or it holds no
-            state dict.
+            network of which one can be taken.
     """
     if weights not in ("auto", "ema", "raw"):
         raise ValueError(f"weights is {weights!r}; expected 'auto', 'ema' or 'raw'")
     kind, _, rest = str(source).partition(":")
     if kind == "hf-hub":
-        return _read_folder(download(rest), str(source), weights, sha256)
+        return _read_folder(download(rest), str(source), weights, sha256, prefix)
     path = Path(rest if kind == "local-dir" else source)
     if path.is_dir():
-        return _read_folder(path, str(source), weights, sha256)
+        return _read_folder(path, str(source), weights, sha256, prefix)
     if path.is_file():
-        return _read_file(path, str(source), weights, sha256)
+        return _read_file(path, str(source), weights, sha256, prefix)
     if path.exists() or kind == "local-dir":
         raise CheckpointError(f"{source} is neither a file nor a folder")
     place = download_pretrained(str(source))
     read = _read_folder if place.is_dir() else _read_released_file
-    return read(place, str(source), weights, sha256)
+    return read(place, str(source), weights, sha256, prefix)
 
 
-def select_weights(checkpoint: Any, weights: str, source: str) -> tuple[dict[str, torch.Tensor], str | None]:
-    """The state dict in what a file held, cleaned, and whether it is 'ema' or 'raw'; None without a wrapper.
-
-    Raises:
-        CheckpointError: No such weights, or something in them is not a tensor.
-    """
-    if not isinstance(checkpoint, Mapping):
-        raise CheckpointError(
-            f"{source} holds a {type(checkpoint).__name__}; expected a state dict, or a dict with one under "
-            f"{', '.join(EMA_KEYS + RAW_KEYS)}"
-        )
-    for key in EMA_KEYS:
-        if checkpoint.get(key) is not None and weights != "raw":
-            return _clean(checkpoint[key], f"{source}[{key}]"), "ema"
-    if weights == "ema":
-        raise CheckpointError(
-            f"{source} holds no EMA weights ({' or '.join(EMA_KEYS)}); ask for 'raw' or 'auto'"
-        )
-    for key in RAW_KEYS:
-        if checkpoint.get(key) is not None:
-            return _clean(checkpoint[key], f"{source}[{key}]"), "raw"
-    return _clean(checkpoint, source), None
-
-
-def _read_folder(folder: Path, source: str, weights: str, sha256: str | None) -> Checkpoint:
+def _read_folder(
+    folder: Path, source: str, weights: str, sha256: str | None, prefix: str | None
+) -> Checkpoint:
     config = _read_config(folder / "config.json", source)
     found = [folder / name for name in FOLDER_FILES if (folder / name).is_file()]
     if not found:
         raise CheckpointError(
             f"{source} has a config.json and no weights; expected one of {', '.join(FOLDER_FILES)}"
         )
-    return _read_file(found[0], source, weights, sha256 or _known_hash(found[0], config), config)
+    return _read_file(found[0], source, weights, sha256 or _known_hash(found[0], config), prefix, config)
 
 
-def _read_released_file(path: Path, source: str, weights: str, sha256: str | None) -> Checkpoint:
+def _read_released_file(
+    path: Path, source: str, weights: str, sha256: str | None, prefix: str | None
+) -> Checkpoint:
     beside = path.with_name("config.json")
-    config = _read_config(beside, source) if beside.is_file() else {}
-    return _read_file(path, source, weights, sha256 or _known_hash(path, config), config)
+    config = _read_config(beside, source) if beside.is_file() else None
+    return _read_file(path, source, weights, sha256 or _known_hash(path, config or {}), prefix, config)
 
 
 def _known_hash(path: Path, config: dict[str, Any]) -> str | None:
@@ -150,7 +134,12 @@ def _read_config(path: Path, source: str) -> dict[str, Any]:
 
 
 def _read_file(
-    path: Path, source: str, weights: str, sha256: str | None, config: dict[str, Any] | None = None
+    path: Path,
+    source: str,
+    weights: str,
+    sha256: str | None,
+    prefix: str | None,
+    config: dict[str, Any] | None = None,
 ) -> Checkpoint:
     # Read once: the hash is then that of the very bytes that are parsed.
     data = path.read_bytes()
@@ -160,9 +149,11 @@ def _read_file(
             f"{source} is damaged, or another file: its sha256 is {digest}; expected {sha256.lower()}"
         )
     loaded = _parse(data, path.name.endswith(".safetensors"), source)
-    state_dict, taken = select_weights(loaded, weights, source)
+    network = unwrap(loaded, weights, source, prefix)
     config = _train_config(loaded) if config is None else config
-    return Checkpoint(state_dict, config, source, taken or "raw", digest)
+    return Checkpoint(
+        network.tensors, config, source, network.weights or "raw", digest, network.outside, network.notes
+    )
 
 
 def _parse(data: bytes, safe: bool, source: str) -> Any:
@@ -203,36 +194,6 @@ def _refusal(error: Exception, safe: bool, source: str) -> str:
     if isinstance(error, pickle.UnpicklingError):
         reason = "its pickle is not torch's"
     return f"{source} is not a whole torch file of tensors: {reason}"
-
-
-def _clean(state_dict: Any, source: str) -> dict[str, torch.Tensor]:
-    if not isinstance(state_dict, Mapping):
-        raise CheckpointError(f"{source} is a {type(state_dict).__name__}; expected a dict of tensors")
-    alien = [str(k) for k, v in state_dict.items() if not (isinstance(k, str) and _is_plain(v))]
-    if alien:
-        raise CheckpointError(
-            f"{source} is no state dict: of its {len(state_dict)} entries these are no plain tensors: "
-            f"{first_five(alien)}"
-        )
-    if not state_dict:
-        raise CheckpointError(f"{source} is empty; expected tensors")
-    cleaned = {name: tensor.detach() for name, tensor in state_dict.items()}
-    # timm strips a `module.` and the `_orig_mod.` around it; wrappers may be stacked in any order and number.
-    while any(name.startswith(("module.", "_orig_mod.")) for name in cleaned):
-        cleaned = clean_state_dict(cleaned)
-    if len(cleaned) < len(state_dict):
-        raise CheckpointError(f"{source} has the same tensor twice, with and without a wrapper's prefix")
-    return cleaned
-
-
-def _is_plain(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout == torch.strided
-        and not (value.is_meta or value.is_quantized or value.is_nested)
-        # a few bytes, expanded, may claim to be more than the memory holds
-        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-    )
 
 
 def _train_config(loaded: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Report:
         adapted: Tensors changed on the way in, and how.
         dropped: Tensors of the file that the model has no use for, and why.
         missing: Tensors for which the model keeps its own, and why.
-        notes: How the file's grid is known, where it mattered.
+        notes: How the file's grid is known, where it mattered; where in the file the network was.
         doubtful: Whether that grid is a guess, or not the only one that is stated.
     """
 
@@ -29,6 +29,10 @@ class Report:
     missing: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     doubtful: bool = False
+
+    def add_note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def __str__(self) -> str:
         lines = [

@@ -5,10 +5,11 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
-from timm.models import save_for_hf
+from timm.models import get_model_input_config, save_for_hf
 from torch import nn
 
 from gmlp_vision.atomic import new_folder, replace_file
@@ -36,14 +37,28 @@ def save_file(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 def save_folder(model: nn.Module, path: Path) -> None:
-    """Writes timm's local-dir form: model.safetensors, and config.json, to which the file's sha256 is added.
+    """Writes a new folder in timm's local-dir form.
 
     Raises:
         UserError: There is something at `path`.
     """
-    with new_folder(path) as temporary:
-        save_for_hf(model, str(temporary), safe_serialization=True)
-        config = temporary / "config.json"
-        stated = json.loads(config.read_text(encoding="utf-8"))
-        stated["sha256"] = hashlib.sha256((temporary / "model.safetensors").read_bytes()).hexdigest()
-        config.write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
+    with new_folder(path) as folder:
+        write_local_dir(model, folder)
+
+
+def write_local_dir(model: nn.Module, folder: Path, **config: Any) -> None:
+    """Writes model.safetensors and config.json into a folder, as timm and transformers read them.
+
+    Args:
+        config: As timm's `save_for_hf` takes it: model_args, data_config, model_config.
+    """
+    # a model of any size has no input size for timm, which would leave that of its name's weights
+    size = {"input_size": get_model_input_config(model)["input_size"]}
+    config["data_config"] = {**size, **config.get("data_config", {})}
+    save_for_hf(model, str(folder), safe_serialization=True, **config)
+    config_file = folder / "config.json"
+    stated = json.loads(config_file.read_text(encoding="utf-8"))
+    # which says it at its root too; transformers' TimmWrapper would give both to timm, and fail
+    stated["model_args"].pop("num_classes", None)
+    stated["sha256"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    config_file.write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")

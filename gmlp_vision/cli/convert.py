@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from gmlp_vision.checkpoints import DTYPES
-from gmlp_vision.cli.options import PAIR, add_model, add_source, add_weights, pair, path
+from gmlp_vision.cli.options import PAIR, add_model, add_prefix, add_source, add_weights, pair, path
 
 
 def add(commands: Any) -> None:
@@ -22,6 +22,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--to", metavar="WHOSE", help="names OUT gets (default: this package's)")
     add_model(parser)
+    add_prefix(parser)
     parser.add_argument("--img-size", **PAIR, help="of the image, in pixels (default: as in IN)")
     parser.add_argument("--grid", **PAIR, help="of the tokens in IN, where it does not state its image size")
     parser.add_argument(
@@ -54,6 +55,7 @@ def call(args: argparse.Namespace) -> None:
         weights=args.weights,
         dtype=args.dtype,
         model=args.model,
+        prefix=args.prefix,
     )
     print(report)
     print(f"wrote {args.out}")

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from gmlp_vision.checkpoints import DTYPES
-from gmlp_vision.cli.options import PAIR, add_source, pair, path
+from gmlp_vision.cli.options import PAIR, add_prefix, add_source, pair, path
 
 
 def add(commands: Any) -> None:
@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
     formats = ("onnx", "openvino", "torchscript", "exported-program")
     parser.add_argument("--format", required=True, choices=formats, help="of the file")
     parser.add_argument("--img-size", **PAIR, help="of the image, in pixels (default: as in MODEL)")
+    add_prefix(parser)
     parser.add_argument("--dynamic-batch", action="store_true", help="any number of images (default: one)")
     parser.add_argument(
         "--dtype",
@@ -40,6 +41,7 @@ def call(args: argparse.Namespace) -> None:
         img_size=pair(args.img_size),
         dynamic_batch=args.dynamic_batch,
         dtype=args.dtype,
+        prefix=args.prefix,
     )
     print(
         f"wrote {args.out}: its logits are within {parity.difference:.1g} of the model's, and "

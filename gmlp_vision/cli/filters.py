@@ -4,7 +4,7 @@ import argparse
 from itertools import chain
 from typing import Any
 
-from gmlp_vision.cli.options import PAIR, add_model, add_source, add_weights, pair, path
+from gmlp_vision.cli.options import PAIR, add_model, add_prefix, add_source, add_weights, pair, path
 from gmlp_vision.errors import UserError
 
 
@@ -30,6 +30,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--image", type=path, help="picture to lay under the grid of the page")
     parser.add_argument("--grid", **PAIR, help="of the tokens, if not known")
     add_model(parser)
+    add_prefix(parser)
     add_weights(parser)
     parser.set_defaults(call=call)
 
@@ -63,7 +64,7 @@ def call(args: argparse.Namespace) -> None:
     check_files(results, args.source, *([args.image] if args.image else []))
     if args.image:
         photo(args.image)
-    bank = extract(args.source, pair(args.grid), args.weights, args.model)
+    bank = extract(args.source, pair(args.grid), args.weights, args.model, args.prefix)
     chosen = bank.select(chain.from_iterable(parse_layers(args.layers))) if args.layers else bank
     page = layers_shown(chosen) if args.html else None
     stats = bank.stats()

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from gmlp_vision.cli.options import add_model, add_source
+from gmlp_vision.cli.options import add_model, add_prefix, add_source
 
 
 def add(commands: Any) -> None:
@@ -14,11 +14,12 @@ def add(commands: Any) -> None:
     )
     add_source(parser, "FILE|NAME")
     add_model(parser)
+    add_prefix(parser)
     parser.set_defaults(call=call)
 
 
 def call(args: argparse.Namespace) -> None:
     from gmlp_vision.checkpoints import describe
 
-    for title, value in describe(args.source, model=args.model).items():
+    for title, value in describe(args.source, model=args.model, prefix=args.prefix).items():
         print(f"{title:<14}{value}")

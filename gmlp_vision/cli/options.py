@@ -49,6 +49,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_prefix(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prefix", metavar="P", help="of the names of the network that is meant, where there are more"
+    )
+
+
 def add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",

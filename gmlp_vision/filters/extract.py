@@ -29,6 +29,7 @@ def extract(
     grid: Grid | None = None,
     weights: str = "auto",
     model: str | None = None,
+    prefix: str | None = None,
 ) -> FilterBank:
     """The linear maps over tokens of every block of a network.
 
@@ -39,6 +40,7 @@ def extract(
         grid: (H, W) of the tokens, for a source that does not tell; without it N must be a square number.
         weights: Of a checkpoint: 'ema', 'raw', or 'auto' for EMA where there is one.
         model: The registered name of the model whose weights these are, where the tensors leave it open.
+        prefix: Of the network that is meant, where a checkpoint or a state dict holds more than one.
 
     Returns:
         The layers in the order of the blocks, as float32 copies.
@@ -46,7 +48,7 @@ def extract(
     Raises:
         ValueError: No layer holds such a map, and the message has what they say of it; two networks in one; a
             map outside of any block; a grid that does not fit, or none that is known; NaN or infinity in a
-            map; an unknown `weights` or `model`, or one where the source leaves nothing open.
+            map; an unknown `weights` or `model`, or one (or a `prefix`) where the source leaves nothing open.
         CheckpointError: The source cannot be read or built, or does not tell its grid.
     """
     if weights != "auto" and isinstance(source, nn.Module | Mapping):
@@ -54,10 +56,13 @@ def extract(
             f"weights is {weights!r}, which chooses from a checkpoint; a {type(source).__name__} is none"
         )
     if isinstance(source, nn.Module):
-        if model is not None:
-            raise ValueError(f"model is {model!r}, which says what a file holds; this is a network already")
+        for name, value in (("model", model), ("prefix", prefix)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} is {value!r}, which says what a file holds; this is a network already"
+                )
         return _read(source, type(source).__name__, grid, "as the model's own")
-    built = build(source, weights=weights, grid=grid, model=model)
+    built = build(source, weights=weights, grid=grid, model=model, prefix=prefix)
     return _read(built.model, built.title, None, built.how)
 
 

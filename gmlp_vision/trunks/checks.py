@@ -1,24 +1,74 @@
 """What a model accepts. Each check refuses the rest with the value, what was expected and what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
 
 import torch
-from timm.layers import to_2tuple
+
+Pair = tuple[int, int]
 
 
-def check_divides(img_size: int | Sequence[int], patch_size: int | Sequence[int]) -> None:
-    """Refuses an image that the patch does not divide; timm would drop the remaining pixels in silence."""
-    sizes, patches = to_2tuple(img_size), to_2tuple(patch_size)
-    if len(sizes) != 2 or len(patches) != 2:
-        raise ValueError(
-            f"img_size is {img_size} and patch_size {patch_size}; expected an int or (H, W), in pixels"
-        )
+def check_divides(img_size: Any, patch_size: Any) -> tuple[Pair, Pair]:
+    """Both as (height, width), if the patch divides the image; timm would drop what remains in silence.
+
+    Raises:
+        ValueError: It does not, or one of them is no size.
+    """
+    sizes, patches = _pixels("img_size", img_size), _pixels("patch_size", patch_size)
     for axis, size, patch in zip(("height", "width"), sizes, patches, strict=True):
         if size < 1 or patch < 1 or size % patch:
             raise ValueError(
                 f"img_size has a {axis} of {size} pixels, which a patch of {patch} does not divide; "
                 f"choose a multiple of {patch}"
             )
+    return sizes, patches
+
+
+def _pixels(name: str, size: Any) -> Pair:
+    pair = tuple(size) if isinstance(size, Iterable) and not isinstance(size, str) else (size, size)
+    if len(pair) != 2 or not all(_is_whole(x) for x in pair):
+        raise ValueError(
+            f"{name} is {size!r}; expected whole pixels, one number or (H, W), such as {name}=32 or "
+            f"{name}=(32, 48)"
+        )
+    return int(pair[0]), int(pair[1])
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_batch(x: torch.Tensor, in_chans: int) -> None:
+    """Refuses what is no batch (B, in_chans, height, width) of floats, and says what it looks like."""
+    shape = list(x.shape)
+    if len(shape) == 3 and shape[0] == in_chans:
+        raise ValueError(
+            f"the input is {shape}, which looks like one image, (C, height, width): give a batch, "
+            "`images[None]`"
+        )
+    if len(shape) == 3 and shape[2] == in_chans:
+        raise ValueError(
+            f"the input is {shape}, which looks like one image, (height, width, C): give a batch with the "
+            "channels first, `images.permute(2, 0, 1)[None]`"
+        )
+    if len(shape) != 4:
+        raise ValueError(f"the input is {shape}; expected a batch of images, (B, {in_chans}, height, width)")
+    if shape[1] != in_chans and shape[3] == in_chans:
+        raise ValueError(
+            f"the input is {shape}, which looks like (B, height, width, C): give the channels first, "
+            "`images.permute(0, 3, 1, 2)`"
+        )
+    if shape[1] != in_chans:
+        raise ValueError(
+            f"the images have {shape[1]} channels, and this model takes {in_chans}: convert them, or create "
+            f"the model with in_chans={shape[1]}"
+        )
+    if not x.is_floating_point():
+        raise ValueError(
+            "the images are whole numbers; expected floats, normalised by the mean and std of the model's "
+            "training: timm.data.create_transform makes a transform that does both"
+        )
 
 
 def check_image(
@@ -39,14 +89,16 @@ def check_image(
         )
 
 
-def check_count(name: str, count: int) -> None:
-    if count < 1:
-        raise ValueError(f"{name} is {count}; expected at least 1")
+def check_count(name: str, count: Any, least: int = 1) -> None:
+    if not _is_whole(count):
+        raise ValueError(f"{name} is {count!r}; expected a whole number of at least {least}")
+    if count < least:
+        raise ValueError(f"{name} is {count}; expected at least {least}")
 
 
-def check_rate(name: str, rate: float) -> None:
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"{name} is {rate}; expected a probability in [0, 1)")
+def check_rate(name: str, rate: Any) -> None:
+    if not isinstance(rate, Real) or not 0.0 <= float(rate) < 1.0:
+        raise ValueError(f"{name} is {rate!r}; expected a probability in [0, 1)")
 
 
 def check_pool(global_pool: str, class_token: bool) -> None:

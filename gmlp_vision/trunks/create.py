@@ -9,6 +9,7 @@ import torch
 from timm.models import build_model_with_cfg
 
 from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors, refuse_page
+from gmlp_vision.errors import CheckpointError
 from gmlp_vision.trunks.trunk import Trunk
 
 
@@ -61,6 +62,12 @@ def create(
         and not overlay.keys() & {"hf_hub_id", "url", "file", "state_dict"}
     ):
         refuse_page(f"{variant}.{tag}".rstrip("."))
+    device = torch.device(kwargs.get("device") or torch.get_default_device())
+    if pretrained and device.type == "meta":
+        raise CheckpointError(
+            f"{variant}: timm loads nothing into a model on the meta device. Create it without "
+            "pretrained=True, then `gmlp_vision.load_checkpoint(model, SOURCE)` gives it weights, on the CPU"
+        )
     # many released files hold the arguments of their training, a Namespace, which is data and runs nothing
     with explain_hub_errors(variant), torch.serialization.safe_globals([argparse.Namespace]):
         built: Any = build_model_with_cfg(

@@ -9,16 +9,17 @@ from inspect import signature
 from typing import Any, ClassVar, cast
 
 import torch
-from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
+from timm.layers import PatchEmbed, calculate_drop_path_rates
 from torch import nn
 
 from gmlp_vision.layers.grid_tied import GridTied, tied_layers
 from gmlp_vision.layers.position import ClassToken, PositionTable
 from gmlp_vision.layers.resample import Grid
-from gmlp_vision.trunks.checks import check_count, check_divides, check_image, check_rate
+from gmlp_vision.trunks.checks import check_batch, check_count, check_divides, check_image, check_rate
 from gmlp_vision.trunks.trunk import Trunk
 
-# Under torch.fx the check is one call in the graph: traced, its `if` would be on a symbolic shape.
+# Under torch.fx a check is one call in the graph: traced, its `if` would be on a symbolic shape.
+torch.fx.wrap("check_batch")
 torch.fx.wrap("check_image")
 
 PATCHES = partial(PatchEmbed, output_fmt="NHWC")
@@ -93,14 +94,14 @@ class Isotropic(Trunk):
         dtype: torch.dtype | None = None,
         **own: Any,
     ) -> None:
-        check_divides(img_size, patch_size)
+        image, patch = check_divides(img_size, patch_size)
         check_count("depth", depth)
         check_count("embed_dim", embed_dim)
         super().__init__(
             num_classes,
             in_chans,
             global_pool,
-            to_2tuple(img_size),
+            image,
             embed_dim,
             drop_rate,
             dynamic_img_size,
@@ -112,8 +113,8 @@ class Isotropic(Trunk):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         norm = partial(nn.LayerNorm, eps=norm_eps)
         self.stem = stem(
-            to_2tuple(img_size),
-            to_2tuple(patch_size),
+            image,
+            patch,
             in_chans,
             embed_dim,
             norm_layer=norm if stem_norm else None,
@@ -141,6 +142,7 @@ class Isotropic(Trunk):
         self.stem.strict_img_size = self.fixed_input_size
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
+        check_batch(x, self.in_chans)
         check_image(x, self.stem.img_size, self.stem.patch_size, self.stem.strict_img_size)
         # in memory by token: a residual sum takes the layout of its first term, so all blocks would have the
         # stem's
@@ -193,8 +195,7 @@ class Isotropic(Trunk):
         """Both as (height, width) in pixels, the present one for None."""
         sizes = self.img_size if img_size is None else img_size
         patches = self.stem.patch_size if patch_size is None else patch_size
-        check_divides(sizes, patches)
-        return to_2tuple(sizes), to_2tuple(patches)
+        return check_divides(sizes, patches)
 
     def grids(self, img_size: tuple[int, int], patch_size: tuple[int, int] | None = None) -> dict[str, Grid]:
         (height, width), (p, q) = self.sizes(img_size, patch_size)

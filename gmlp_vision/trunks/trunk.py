@@ -20,7 +20,7 @@ from torch import nn
 
 from gmlp_vision.layers.grid_tied import any_size, carry, tied_layers
 from gmlp_vision.layers.resample import Grid
-from gmlp_vision.trunks.checks import check_pool, check_rate
+from gmlp_vision.trunks.checks import check_count, check_pool, check_rate
 from gmlp_vision.trunks.init import init_layer
 from gmlp_vision.trunks.recompute import check_mode, recompute
 from gmlp_vision.trunks.run_block import choose, is_watched
@@ -74,6 +74,8 @@ class Trunk(nn.Module):
         num_prefix_tokens: int = 0,
     ) -> None:
         super().__init__()
+        check_count("in_chans", in_chans)
+        check_count("num_classes", num_classes, least=0)
         check_rate("drop_rate", drop_rate)
         check_pool(global_pool, num_prefix_tokens > 0)
         self.num_classes = num_classes
@@ -320,8 +322,9 @@ class Trunk(nn.Module):
             global_pool: As at construction, or None to keep the present one.
 
         Raises:
-            ValueError: An unknown `global_pool`.
+            ValueError: No count of classes, or an unknown `global_pool`.
         """
+        check_count("num_classes", num_classes, least=0)
         if global_pool is not None:
             check_pool(global_pool, self.num_prefix_tokens > 0)
             self.global_pool = global_pool
