@@ -18,6 +18,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints import DTYPES, build
 from gmlp_vision.checkpoints.outputs import check_files
+from gmlp_vision.checkpoints.rounding import losses
 from gmlp_vision.errors import UserError
 from gmlp_vision.trunks import Trunk
 
@@ -28,10 +29,14 @@ Runner = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Parity(NamedTuple):
-    """How far a file is from its model, and how far it may be: parts of the spread of the model's logits."""
+    """How far a file is from its model, and how far it may be: parts of the spread of the model's logits.
+
+    The notes tell which numbers the dtype could not hold.
+    """
 
     difference: float
     tolerance: float
+    notes: tuple[str, ...] = ()
 
 
 class Float32Ends(nn.Module):
@@ -82,7 +87,7 @@ def export_checkpoint(
     check_arguments(Path(out), format, dtype)
     results = [Path(out), *([Path(out).with_suffix(".bin")] if format == "openvino" else [])]
     check_files(results, source)
-    model = build(source, img_size=img_size, prefix=prefix).model.float()
+    model = build(source, img_size=img_size, prefix=prefix).model
     return export_model(model, out, format, dynamic_batch=dynamic_batch, dtype=dtype)
 
 
@@ -104,7 +109,8 @@ def export_model(
     Raises:
         ValueError: An unknown format or dtype, another suffix than the format's, or no model of this package.
         UserError: There is no such folder, a package is missing, the format cannot hold the dtype or images
-            of any size, the model gives the same logits for any image, or the file computes something else.
+            of any size, or the numbers, the model gives the same logits for any image, or the file computes
+            something else.
             At `out` all is then as it was.
     """
     out = Path(out)
@@ -115,6 +121,8 @@ def export_model(
     images = torch.randn(3, model.in_chans, *model.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = Float32Ends(model, torch.float32)(images)
+    exported = Float32Ends(model, DTYPES[dtype])
+    notes = tuple(losses(model.state_dict(), exported.model.state_dict(), "this model"))
     spread = expected.std(dim=0).max().item()
     if spread == 0:
         raise UserError(
@@ -124,10 +132,10 @@ def export_model(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         path = Path(folder) / out.name
         # torch takes an example of one image for a fixed batch
-        kind.write(Float32Ends(model, DTYPES[dtype]), images[: 2 if dynamic_batch else 1], path)
+        kind.write(exported, images[: 2 if dynamic_batch else 1], path)
         run = kind.open(path)
         found = torch.cat([run(batch) for batch in images.split(3 if dynamic_batch else 1)])
-        parity = Parity((found - expected).abs().max().item() / spread, TOLERANCES[dtype])
+        parity = Parity((found - expected).abs().max().item() / spread, TOLERANCES[dtype], notes)
         if not parity.difference <= parity.tolerance:  # nor if it is nan
             raise UserError(
                 f"the {format} file in {dtype} computes something else than the model: logits differ by "

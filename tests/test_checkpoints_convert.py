@@ -246,7 +246,7 @@ def test_a_flat_stem_for_a_model_of_another_patch(tmp_path: Path) -> None:
     state = lucidrains_state(16)
     model = tiny(patch_size=4, img_size=16, **LUCIDRAINS, dtype=torch.float64)
     report = load_checkpoint(model, save(state, tmp_path / "theirs.pth"))
-    assert report.adapted["stem.proj.weight"] == "patch 8 x 8 to 4 x 4"
+    assert report.adapted["stem.proj.weight"] == "patch 8 x 8 to 4 x 4, in float32"
     kernel = state["to_patch_embed.1.weight"].reshape(16, 3, 8, 8)
     assert torch.equal(model.stem.proj.weight, resample_patch_embed(kernel, [4, 4]))
 

@@ -247,3 +247,32 @@ def test_folders(tmp_path: Path) -> None:
     assert not check(tmp_path / "x.pth", "good after all")
     (tmp_path / "x.pth/config.json").write_bytes(b"\xff\xfe")
     assert check(tmp_path / "x.pth", "config.json that is no text")
+
+
+def test_the_bytes_decide_whatever_the_name(tmp_path: Path) -> None:
+    swapped = {".pth": ".safetensors", ".safetensors": ".pth"}
+    for i, (suffix, data) in enumerate([*truncations()][::4] + [*header_flips()][::6]):
+        path = tmp_path / f"x{swapped[suffix]}"
+        path.write_bytes(data)
+        check(path, f"{suffix} as {path.name} ({i})")
+
+
+def test_a_flipped_bit_in_an_index_of_shards(tmp_path: Path) -> None:
+    names = sorted(GOOD)
+    shards = {"a.safetensors": names[:8], "b.safetensors": names[8:]}
+    for file, part in shards.items():
+        safetensors.torch.save_file({name: GOOD[name] for name in part}, tmp_path / file)
+    size = sum(tensor.nbytes for tensor in GOOD.values())
+    places = {name: file for file, part in shards.items() for name in part}
+    index = json.dumps({"metadata": {"total_size": size}, "weight_map": places}).encode()
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_bytes(index)
+    assert not check(path, "good")
+    refused = []
+    for bit in random.Random(2).sample(range(8 * len(index)), 150):
+        path.write_bytes(flipped(index, bit))
+        refused.append(check(path, f"index, bit {bit}"))
+    assert sum(refused) > 100  # the others are in spaces and in total_size, which is only told
+    for cut in range(0, len(index), 100):
+        path.write_bytes(index[:cut])
+        assert check(path, f"index cut to {cut}")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import timm
 from hub_server import Hub, serve
 from tiny import tiny
@@ -60,6 +61,21 @@ def source() -> dict:
     return {"model": model, "total": float(sum(t.double().abs().sum() for t in model.state_dict().values()))}
 
 
+SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+
+
+def sharded(whole: dict[str, bytes]) -> dict[str, bytes]:
+    """The same repository, with its weights in two files."""
+    state = safetensors.torch.load(whole["model.safetensors"])
+    places = {name: SHARDS[i % 2] for i, name in enumerate(state)}
+    shards = {file: {n: state[n] for n in state if places[n] == file} for file in SHARDS}
+    return {
+        "config.json": whole["config.json"],
+        "model.safetensors.index.json": json.dumps({"weight_map": places}).encode(),
+        **{file: safetensors.torch.save(tensors) for file, tensors in shards.items()},
+    }
+
+
 def files(model: object, folder: Path, safe: bool = True) -> dict[str, bytes]:
     timm.models.save_for_hf(model, str(folder), safe_serialization=safe)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -71,13 +87,17 @@ def test_download_push_and_what_goes_wrong(source: dict, tmp_path: Path) -> None
         "me/safe": good,
         "me/bin": files(source["model"], tmp_path / "bin", safe=False),
         "me/config": {"config.json": good["config.json"]},
+        "me/shards": sharded(good),
+        "me/lacking": {name: data for name, data in sharded(good).items() if name != SHARDS[1]},
+        "me/outside": {**good, "model.safetensors.index.json": b'{"weight_map": {"a": "../../../x.pth"}}'},
         "me/once": good,
         "me/half": good,
     }
+    del repos["me/outside"]["model.safetensors"]
     with serve(repos) as hub:
         hub.breaks_off = {"me/once/model.safetensors": 1, "me/half/model.safetensors": 99}
         said = run(hub, tmp_path / "cache", """
-for name in ("safe", "bin", "config", "once", "half", "nothing", "no name"):
+for name in ("safe", "bin", "shards", "lacking", "outside", "config", "once", "half", "nothing", "no name"):
     attempt(name, lambda: total(read_checkpoint(f"hf-hub:me/{name}").state_dict))
 attempt("half by timm", lambda: timm.create_model("hf-hub:me/half", pretrained=True))
 attempt("sha256", lambda: read_checkpoint("hf-hub:me/safe").sha256)
@@ -91,10 +111,18 @@ attempt("pushed", lambda: total(model.state_dict()))
 attempt("pulled", lambda: total(timm.create_model("hf-hub:me/pushed", pretrained=True).state_dict()))
 """)  # fmt: skip
         pushed = hub.repos["me/pushed"]
-    for name in ("safe", "bin", "once", "timm"):
+        assert not any("x.pth" in request for request in hub.requests)
+    for name in ("safe", "bin", "shards", "once", "timm"):
         assert said[name] == pytest.approx(source["total"], rel=1e-12), name
     assert said["sha256"] == hashlib.sha256(good["model.safetensors"]).hexdigest()
     assert said["size"] == [32, 32]
+    assert (
+        said["lacking"]
+        == f"CheckpointError: hf-hub:me/lacking lacks {SHARDS[1]}, a shard that its index names"
+    )
+    assert said["outside"].startswith(
+        "CheckpointError: hf-hub:me/outside: model.safetensors.index.json names files"
+    )
     assert said["config"].startswith("CheckpointError: hf-hub:me/config is no timm model: it lacks")
     assert said["nothing"].startswith("CheckpointError: hf-hub:me/nothing: there is no such repository")
     assert said["no name"].startswith("CheckpointError: hf-hub:me/no name was not fetched")
@@ -111,12 +139,13 @@ attempt("pulled", lambda: total(timm.create_model("hf-hub:me/pushed", pretrained
 
 @pytest.fixture(scope="module")
 def warm_cache(source: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds me/tiny, and me/bin, which has no .safetensors."""
+    """A cache that holds me/tiny, me/bin, which has no .safetensors, and me/shards."""
     folder = tmp_path_factory.mktemp("hub")
     repos = {
         "me/tiny": files(source["model"], folder / "d"),
         "me/bin": files(source["model"], folder / "bin", safe=False),
     }
+    repos["me/shards"] = sharded(repos["me/tiny"])
     with serve(repos) as hub:
         run(hub, folder / "cache", f"for name in {list(repos)}: read_checkpoint('hf-hub:' + name)")
     return folder / "cache"
@@ -127,6 +156,7 @@ ROUTES = ("load_checkpoint(model, FILE)", "pretrained_cfg_overlay=dict(file=FILE
 OFFLINE = """
 attempt("warm", lambda: total(read_checkpoint("hf-hub:me/tiny").state_dict))
 attempt("bin", lambda: total(read_checkpoint("hf-hub:me/bin").state_dict))
+attempt("shards", lambda: total(read_checkpoint("hf-hub:me/shards").state_dict))
 attempt("timm", lambda: total(timm.create_model("hf-hub:me/tiny", pretrained=True).state_dict()))
 attempt("cold", lambda: total(read_checkpoint("hf-hub:me/other").state_dict))
 attempt("config", lambda: timm.create_model("hf-hub:me/other", pretrained=True))
@@ -155,7 +185,7 @@ def test_without_a_network(how: str, source: dict, warm_cache: Path, tmp_path: P
     cache = tmp_path / "cache"
     shutil.copytree(warm_cache, cache, symlinks=True)
     said = run(None, cache, OFFLINE, **({"HF_HUB_OFFLINE": "1"} if how == "offline" else {}))
-    for route in ("warm", "bin", "timm", "file", "path", "folder"):
+    for route in ("warm", "bin", "shards", "timm", "file", "path", "folder"):
         assert said[route] == pytest.approx(source["total"], rel=1e-12), route
     assert said["damaged"].startswith("CheckpointError: hf-hub:me/tiny is damaged")  # by the hub's etag
     assert said["config"].startswith("LocalEntryNotFoundError: ")  # before this package has its turn

@@ -5,6 +5,7 @@ from gmlp_vision.checkpoints.convert import convert_file
 from gmlp_vision.checkpoints.describe import describe
 from gmlp_vision.checkpoints.hub import explain_hub_errors, refuse_page
 from gmlp_vision.checkpoints.load import checkpoint_filter_fn, load_checkpoint
+from gmlp_vision.checkpoints.pickled import data_allowed
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.save import DTYPES
@@ -17,6 +18,7 @@ __all__ = [
     "build",
     "checkpoint_filter_fn",
     "convert_file",
+    "data_allowed",
     "describe",
     "explain_hub_errors",
     "load_checkpoint",

@@ -16,6 +16,7 @@ from gmlp_vision.checkpoints.families import family_of_model, part, sizes_of
 from gmlp_vision.checkpoints.grid import SourceSize, stem_of
 from gmlp_vision.checkpoints.names import State, Tensors
 from gmlp_vision.checkpoints.report import Report, first_five
+from gmlp_vision.checkpoints.rounding import FLOATS, joined, losses
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.grid_tied import tied_layers
 
@@ -60,12 +61,16 @@ def adapt(tensors: Tensors, model: Any, report: Report, size: SourceSize | None)
         CheckpointError: A tensor cannot be brought to its counterpart's shape, or is not finite.
     """
     own, adapted = model.state_dict(), dict(tensors)
+    _widen(adapted, own)
     if size is not None:
         _carry(adapted, model, size, report)
     _fit_stem(adapted, model, own, report)
     _check_shapes(adapted, own, report.source)
-    _cast(adapted, own, report)
-    _check_finite({n: t for n, t in adapted.items() if n not in report.missing}, report.source)
+    _check_finite(tensors, {n: t for n, t in adapted.items() if n not in report.missing}, report.source)
+    wide = dict(adapted)
+    _cast(adapted, tensors, own, report)
+    for note in losses(wide, adapted, report.source):
+        report.add_note(note)
     report.loaded += [name for name in adapted if name not in report.adapted and name not in report.missing]
     return adapted
 
@@ -124,7 +129,9 @@ def _check_kinds(tensors: Tensors, own: Tensors, source: str) -> None:
 def _kind(tensor: torch.Tensor) -> str:
     if tensor.is_complex():
         return "complex"
-    return "floating point" if tensor.is_floating_point() else "integers"
+    if tensor.is_floating_point():
+        return "floating point" if tensor.dtype in FLOATS else "a dtype that torch can cast"
+    return "integers"
 
 
 def _carry(tensors: State, model: Any, size: SourceSize, report: Report) -> None:
@@ -170,7 +177,8 @@ def _fit_stem(tensors: State, model: Any, own: Tensors, report: Report) -> None:
         weight = resample_patch_embed(weight, list(patch))
     if changes:
         tensors[name] = weight
-        report.adapted[name] = ", ".join(changes)
+        # timm computes both in float32, whatever the dtype
+        report.adapted[name] = ", ".join(changes + ["in float32"] * (weight.dtype == torch.float64))
 
 
 def _check_channels(tensors: Tensors, model: Any, source: str) -> None:
@@ -195,18 +203,32 @@ def _check_shapes(tensors: Tensors, own: Tensors, source: str) -> None:
         )
 
 
-def _cast(tensors: State, own: Mapping[str, torch.Tensor], report: Report) -> None:
+def _widen(tensors: State, own: Tensors) -> None:
+    """To dtypes that hold the file's numbers and the model's, so that nothing is rounded twice."""
+    for name, tensor in tensors.items():
+        if tensor.dtype in FLOATS and tensor.dtype != own[name].dtype:
+            tensors[name] = tensor.to(joined(tensor.dtype, own[name].dtype))
+
+
+def _cast(tensors: State, file: Tensors, own: Mapping[str, torch.Tensor], report: Report) -> None:
     for name, target in own.items():
-        tensor = tensors[name]
-        if tensor.dtype != target.dtype:
-            said = f"{tensor.dtype} to {target.dtype}".replace("torch.", "")
+        if file[name].dtype != target.dtype:
+            said = f"{file[name].dtype} to {target.dtype}".replace("torch.", "")
             report.adapted[name] = f"{report.adapted[name]}, {said}" if name in report.adapted else said
-            tensors[name] = tensor.to(target.dtype)
+        tensors[name] = tensors[name].to(target.dtype)
 
 
-def _check_finite(tensors: Tensors, source: str) -> None:
+def _check_finite(file: Tensors, tensors: Tensors, source: str) -> None:
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-    if broken:
+    damaged = [name for name in broken if not file[name].to(tensors[name].dtype).isfinite().all()]
+    if damaged:
         raise CheckpointError(
-            f"{source} holds NaN or infinity in {first_five(broken)}: its training diverged, or it is damaged"
+            f"{source} holds NaN or infinity in {first_five(damaged)}: its training diverged, or it is "
+            "damaged"
+        )
+    if broken:
+        dtype = str(tensors[broken[0]].dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{dtype} cannot hold {first_five(broken)} of {source} once they fit this model: make it of a "
+            "wider dtype"
         )

@@ -16,12 +16,12 @@ from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import Tensors
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.checkpoints.rounding import FLOATS, joined
 from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.checkpoints.values import check_memory, check_values
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
 
-WIDTHS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 PREPROCESSING: dict[str, Any] = {"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)}
 
 
@@ -141,9 +141,9 @@ def size_of(identity: Identity, checkpoint: Checkpoint, grid: Grid | None = None
 
 
 def widest(tensors: Tensors) -> torch.dtype:
-    """The floating dtype that holds the numbers of all the tensors; float32 where there are none."""
-    found = [tensor.dtype for tensor in tensors.values() if tensor.dtype in WIDTHS]
-    return reduce(torch.promote_types, found, found[0]) if found else torch.float32
+    """The smallest floating dtype that holds the numbers of all the tensors; float32 where there are none."""
+    found = [tensor.dtype for tensor in tensors.values() if tensor.dtype in FLOATS]
+    return reduce(joined, found, found[0]) if found else torch.float32
 
 
 def _read(source: str | Path | Tensors, weights: str, prefix: str | None) -> Checkpoint:

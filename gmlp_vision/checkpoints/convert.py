@@ -11,8 +11,9 @@ from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import OWN, from_ours
 from gmlp_vision.checkpoints.outputs import check_files, check_new_folder
 from gmlp_vision.checkpoints.read import Checkpoint
-from gmlp_vision.checkpoints.report import Report, first_five
-from gmlp_vision.checkpoints.save import DTYPES, is_file_name, save_file, save_folder
+from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.checkpoints.rounding import losses
+from gmlp_vision.checkpoints.save import DTYPES, check_out_name, is_file_name, save_file, save_folder
 from gmlp_vision.checkpoints.settings import differing, settings_of
 from gmlp_vision.errors import CheckpointError, UserError
 from gmlp_vision.layers.resample import Grid
@@ -37,8 +38,9 @@ def convert_file(
 
     Args:
         source: As for `read_checkpoint`.
-        out: One file, replaced if it is there, where the name ends in .safetensors, .pth, .pt, .pth.tar or
-            .bin; else a new folder in timm's local-dir form.
+        out: One file, replaced if it is there, where the name ends in .safetensors, .pth, .pt, .pth.tar,
+            .bin or .ckpt, in capitals or not; else a new folder in timm's local-dir form. A name that ends as
+            other files do is refused, but with a slash behind it.
         layout, grid, img_size, patch_size, num_classes, weights, model, prefix: As for `build`.
         to: Whose names it gets, in one file: 'timm' or another (docs/weights.md); None for this package.
         dtype: Of the numbers written, 'fp32', 'fp16' or 'bf16'; None for the file's own.
@@ -51,6 +53,7 @@ def convert_file(
         CheckpointError: The source cannot be read safely, or holds no model that is known here.
         UserError: The file or folder that is asked for cannot express the model, or the folder exists.
     """
+    check_out_name(out)
     out = Path(out)
     families.check_layout(to)
     if to is not None and not is_file_name(out):
@@ -75,7 +78,7 @@ def convert_file(
         prefix=prefix,
     )
     if dtype is not None:
-        built.report.notes += _cast(built.model, dtype)
+        built.report.notes += _cast(built.model, dtype, built.title)
     if not is_file_name(out):
         if built.identity.name is None:
             raise UserError(
@@ -91,16 +94,11 @@ def convert_file(
     return built.report
 
 
-def _cast(model: nn.Module, dtype: str) -> list[str]:
+def _cast(model: nn.Module, dtype: str, source: str) -> list[str]:
     """Rounds a model to another dtype; says so where that made numbers 0."""
-    before = {name: p.detach() for name, p in model.named_parameters()}
+    before = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     model.to(DTYPES[dtype])
-    after = dict(model.named_parameters())
-    too_large = [name for name, p in after.items() if not p.isfinite().all()]
-    if too_large:
-        raise UserError(f"{dtype} cannot hold the numbers of {first_five(too_large)}; take another dtype")
-    lost = sum(int(((p != 0) & (after[name] == 0)).sum()) for name, p in before.items())
-    return [f"{lost:,} numbers were too small for {dtype} and became 0"] if lost else []
+    return losses(before, model.state_dict(), source)
 
 
 def _check_default(built: Built, to: str | None) -> None:

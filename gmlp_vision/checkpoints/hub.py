@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 )
 from timm.models import get_pretrained_cfg, is_model, list_models, split_model_name_tag
 
+from gmlp_vision.checkpoints.shards import INDEX_SUFFIX, read_index
 from gmlp_vision.errors import CheckpointError
 
 LOCAL_ROUTES = (
@@ -73,15 +74,36 @@ def download(repo: str) -> Path:
     try:
         with explain_hub_errors(f"hf-hub:{repo}"):
             config = hf_hub_download(repo_id, "config.json", revision=revision or None)
-            try:
-                hf_hub_download(repo_id, "model.safetensors", revision=revision or None)
-            except EntryNotFoundError:  # neither on the hub nor, without a network, in the cache
-                hf_hub_download(repo_id, "pytorch_model.bin", revision=revision or None)
+            _download_weights(repo_id, revision or None, f"hf-hub:{repo}")
     except CheckpointError:
         raise
     except Exception as error:  # such as for a name that no repository can have
         raise _not_fetched(f"hf-hub:{repo}", error) from error
     return Path(config).parent
+
+
+def _download_weights(repo_id: str, revision: str | None, source: str) -> None:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        for file in (name, name + INDEX_SUFFIX):
+            try:
+                path = Path(hf_hub_download(repo_id, file, revision=revision))
+            except EntryNotFoundError as error:  # neither on the hub nor, without a network, in the cache
+                absent = error
+                continue
+            if file != name:
+                _download_shards(repo_id, revision, path, source)
+            return
+    raise absent
+
+
+def _download_shards(repo_id: str, revision: str | None, index: Path, source: str) -> None:
+    for shard in read_index(index, source).shards:
+        try:
+            hf_hub_download(repo_id, shard, revision=revision)
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError as error:
+            raise CheckpointError(f"{source} lacks {shard}, a shard that its index names") from error
 
 
 def _not_fetched(source: str, error: BaseException) -> CheckpointError:

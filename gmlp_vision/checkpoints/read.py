@@ -1,32 +1,28 @@
-"""Bytes to tensors, safely: files, folders, the hub. Nothing here knows a model.
-
-Only safetensors and torch's weights-only unpickler are used, and there is no other way in: a file that needs
-more is refused.
-"""
+"""Sources to tensors, safely: files, folders, the hub. Nothing here knows a model."""
 
 import argparse
 import hashlib
-import io
 import json
-import pickle
-import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 
+from gmlp_vision.checkpoints.formats import check_storage, parse
+from gmlp_vision.checkpoints.hashes import check_sha256, read_bytes
 from gmlp_vision.checkpoints.hub import download, download_pretrained
+from gmlp_vision.checkpoints.looks import folder_looks_like
+from gmlp_vision.checkpoints.shards import INDEX_SUFFIX, Content, read_index, read_shards, refuse_one_shard
 from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.errors import CheckpointError
 
-# timm's local-dir: and hub forms, in timm's order.
-FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
-# In a zip: torch reads such an entry as nothing and leaves its tensor uninitialised.
-DOS_FOLDER = 0x10
+# timm's local-dir: and hub forms, in timm's order, and the indexes of shards that others write.
+FOLDER_FILES = (
+    *("model.safetensors", f"model.safetensors{INDEX_SUFFIX}"),
+    *("pytorch_model.bin", f"pytorch_model.bin{INDEX_SUFFIX}", "pytorch_model.pth", "model.pth"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,9 +35,10 @@ class Checkpoint:
             'model_args', 'pretrained_cfg'); empty where it says nothing.
         source: What was read, for messages.
         weights: 'ema' for an exponential moving average, else 'raw'.
-        sha256: Of the file, in hex.
+        sha256: Of the file, in hex; for one in shards of the index and then each shard, as if joined.
         outside: What stood beside the tensors, and why it is none of them.
-        notes: Where in the file the network was, if that is not where timm puts it.
+        notes: Where in the file the network was, if that is not where timm puts it; what the source says that
+            does not agree with its tensors, and loses nothing.
     """
 
     state_dict: dict[str, torch.Tensor]
@@ -59,11 +56,12 @@ def read_checkpoint(
     """Reads tensors from a file, a folder or the hub.
 
     Args:
-        source: A .safetensors file or one of torch's (.pth, .pt, .pth.tar, .bin); a folder with config.json,
-            or 'local-dir:FOLDER'; 'hf-hub:OWNER/NAME', with '@REVISION' if wanted; or a timm model name that
-            has released weights. What exists on disk goes before a model name.
+        source: A file of safetensors or of torch, whatever its name, or the index of one in shards
+            (.index.json); a folder with config.json, or 'local-dir:FOLDER'; 'hf-hub:OWNER/NAME', with
+            '@REVISION' if wanted; or a timm model name that has released weights. What exists on disk goes
+            before a model name.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
-        sha256: Hash that the file must have, in hex.
+        sha256: Hash that the file must have, in hex; see `Checkpoint`.
         prefix: Of the network that is meant, where the file holds more than one: 'teacher.', or any whole
             parts of it; dicts in dicts count as parts.
 
@@ -92,13 +90,17 @@ def read_checkpoint(
 def _read_folder(
     folder: Path, source: str, weights: str, sha256: str | None, prefix: str | None
 ) -> Checkpoint:
+    if (other := folder_looks_like(folder)) is not None:
+        raise CheckpointError(f"{source} {other}")
     config = _read_config(folder / "config.json", source)
     found = [folder / name for name in FOLDER_FILES if (folder / name).is_file()]
     if not found:
+        for path in sorted(folder.glob("*-of-*")):
+            refuse_one_shard(path, f"{source} has no index of shards, and {path.name}")
         raise CheckpointError(
             f"{source} has a config.json and no weights; expected one of {', '.join(FOLDER_FILES)}"
         )
-    return _read_file(found[0], source, weights, sha256 or _known_hash(found[0], config), prefix, config)
+    return _read_file(found[0], source, weights, sha256, prefix, config)
 
 
 def _read_released_file(
@@ -106,17 +108,7 @@ def _read_released_file(
 ) -> Checkpoint:
     beside = path.with_name("config.json")
     config = _read_config(beside, source) if beside.is_file() else None
-    return _read_file(path, source, weights, sha256 or _known_hash(path, config or {}), prefix, config)
-
-
-def _known_hash(path: Path, config: dict[str, Any]) -> str | None:
-    """The hash that a config.json of ours states, or the one by which the hub files what it sends."""
-    stated = config.get("sha256")
-    if isinstance(stated, str):
-        return stated
-    # In the hub's cache a file is a link to a blob named after its etag: the sha256 for everything in LFS.
-    blob = path.resolve().name
-    return blob if len(blob) == 64 and set(blob) <= set("0123456789abcdef") else None
+    return _read_file(path, source, weights, sha256, prefix, config)
 
 
 def _read_config(path: Path, source: str) -> dict[str, Any]:
@@ -141,59 +133,34 @@ def _read_file(
     prefix: str | None,
     config: dict[str, Any] | None = None,
 ) -> Checkpoint:
-    # Read once: the hash is then that of the very bytes that are parsed.
-    data = path.read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    if sha256 is not None and digest != sha256.lower():
-        raise CheckpointError(
-            f"{source} is damaged, or another file: its sha256 is {digest}; expected {sha256.lower()}"
-        )
-    loaded = _parse(data, path.name.endswith(".safetensors"), source)
-    network = unwrap(loaded, weights, source, prefix)
-    config = _train_config(loaded) if config is None else config
+    if path.name.lower().endswith(".json"):
+        content = read_shards(read_index(path, source), source)
+        _check_stated(content.sha256, sha256, config, source)
+    else:
+        refuse_one_shard(path, source)
+        data = read_bytes(path, source)  # once: the hash is then that of the very bytes that are parsed
+        digest = hashlib.sha256(data).hexdigest()
+        _check_stated(digest, sha256, config, source)
+        content = Content(parse(data, path, source), digest, len(data))
+    network = unwrap(content.loaded, weights, source, prefix)
+    check_storage(network.tensors, content.size, source)
     return Checkpoint(
-        network.tensors, config, source, network.weights or "raw", digest, network.outside, network.notes
+        network.tensors,
+        _train_config(content.loaded) if config is None else config,
+        source,
+        network.weights or "raw",
+        content.sha256,
+        network.outside,
+        network.notes + content.notes,
     )
 
 
-def _parse(data: bytes, safe: bool, source: str) -> Any:
-    try:
-        if safe:
-            return safetensors.torch.load(data)
-        if zipfile.is_zipfile(io.BytesIO(data)):
-            _check_zip(data, source)
-        # timm's train.py keeps its arguments as a Namespace, which holds data and runs nothing.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
-    except Exception as error:  # a parser of foreign bytes may raise anything
-        raise CheckpointError(_refusal(error, safe, source)) from error
-
-
-def _check_zip(data: bytes, source: str) -> None:
-    """What torch does not look at: with a flipped bit here it would give wrong or uninitialised numbers."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        damaged = archive.testzip()
-        folders = [info.filename for info in archive.infolist() if info.external_attr & DOS_FOLDER]
-    if damaged is not None or folders:
-        raise CheckpointError(f"{source} is damaged: the CRC or the kind of {damaged or folders[0]} is wrong")
-
-
-def _refusal(error: Exception, safe: bool, source: str) -> str:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if safe:
-        return f"{source} is not a whole .safetensors file: {reason}"
-    # torch's own message tells people to switch the safe unpickler off
-    wanted = re.search(r"GLOBAL (\S+)", str(error))
-    if wanted:
-        return (
-            f"{source} is refused: to load it would run {wanted[1]}, and tensors need no code. If you trust "
-            "its author, ask for the state_dict() alone"
-        )
-    if isinstance(error, pickle.UnpicklingError):
-        reason = "its pickle is not torch's"
-    return f"{source} is not a whole torch file of tensors: {reason}"
+def _check_stated(found: str, given: str | None, config: Mapping[str, Any] | None, source: str) -> None:
+    stated = (config or {}).get("sha256")
+    if given is not None:
+        check_sha256(found, given, source, "as given")
+    elif isinstance(stated, str):
+        check_sha256(found, stated, source, "by its config.json")
 
 
 def _train_config(loaded: Any) -> dict[str, Any]:

@@ -16,7 +16,8 @@ class Report:
         adapted: Tensors changed on the way in, and how.
         dropped: Tensors of the file that the model has no use for, and why.
         missing: Tensors for which the model keeps its own, and why.
-        notes: How the file's grid is known, where it mattered; where in the file the network was.
+        notes: How the file's grid is known, where it mattered; where in the file the network was; numbers
+            that a dtype could not hold; what the file says of itself that is not so.
         doubtful: Whether that grid is a guess, or not the only one that is stated.
     """
 
@@ -56,7 +57,13 @@ def _group(why: dict[str, str]) -> list[str]:
         names.setdefault(reason, []).append(name)
     lines = []
     for reason, group in names.items():
-        patterns = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in group))
         count = f"{len(group)} tensor{'s' if len(group) > 1 else ''}"
-        lines.append(f"{count}, {reason}: {first_five(patterns)}")
+        lines.append(f"{count}, {reason}: {of_all_blocks(group)}")
     return lines
+
+
+def of_all_blocks(names: list[str]) -> str:
+    """The names, or the first five; those that differ in a number alone are one."""
+    if len(names) == 1:
+        return names[0]
+    return first_five(list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)))

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,20 +15,37 @@ from timm.models import get_model_input_config, save_for_hf
 from torch import nn
 
 from gmlp_vision.atomic import new_folder, replace_file
+from gmlp_vision.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-TORCH_SUFFIXES = (".pth", ".pt", ".pth.tar", ".bin")
+SAFE_SUFFIX = ".safetensors"
+TORCH_SUFFIXES = (".pth", ".pt", ".pth.tar", ".bin", ".ckpt")
 
 
 def is_file_name(path: Path) -> bool:
-    """Whether this name asks for one file of weights; any other asks for a folder."""
-    return path.name.endswith((".safetensors", *TORCH_SUFFIXES))
+    """Whether this name asks for one file of weights, in capitals or not; any other asks for a folder."""
+    return path.name.lower().endswith((SAFE_SUFFIX, *TORCH_SUFFIXES))
+
+
+def check_out_name(out: str | Path) -> None:
+    """Refuses a name that looks like that of another file, and would become a folder by surprise.
+
+    Raises:
+        UserError: It ends as files do, in letters or in up to three letters and digits, and in no slash.
+    """
+    path = Path(out)
+    like_a_file = re.fullmatch(r"\.([a-z]+|[a-z][a-z0-9]{1,2})", path.suffix.lower())
+    if like_a_file and not is_file_name(path) and not str(out).endswith(("/", os.sep)):
+        raise UserError(
+            f"{out} is no name of a file that is written here: end it in "
+            f"{', '.join((SAFE_SUFFIX, *TORCH_SUFFIXES))}. For a new folder of that name, end it in a slash"
+        )
 
 
 def save_file(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
     """Writes tensors alone, as safetensors or in torch's form by the suffix, over what is there."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in state_dict.items()}
-    if path.name.endswith(".safetensors"):
+    if path.name.lower().endswith(SAFE_SUFFIX):
         data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     else:
         buffer = io.BytesIO()

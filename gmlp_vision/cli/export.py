@@ -47,3 +47,5 @@ def call(args: argparse.Namespace) -> None:
         f"wrote {args.out}: its logits are within {parity.difference:.1g} of the model's, and "
         f"{parity.tolerance:g} is allowed (1 is the spread of the logits between images)"
     )
+    for note in parity.notes:
+        print(f"note: {note}")

@@ -1,6 +1,5 @@
 """A registered model through timm's builder: the same few lines for every family."""
 
-import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from timm.models import build_model_with_cfg
 
-from gmlp_vision.checkpoints import checkpoint_filter_fn, explain_hub_errors, refuse_page
+from gmlp_vision.checkpoints import checkpoint_filter_fn, data_allowed, explain_hub_errors, refuse_page
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.trunks.trunk import Trunk
 
@@ -68,8 +67,8 @@ def create(
             f"{variant}: timm loads nothing into a model on the meta device. Create it without "
             "pretrained=True, then `gmlp_vision.load_checkpoint(model, SOURCE)` gives it weights, on the CPU"
         )
-    # many released files hold the arguments of their training, a Namespace, which is data and runs nothing
-    with explain_hub_errors(variant), torch.serialization.safe_globals([argparse.Namespace]):
+    # many released files hold the arguments of their training and the like, which run nothing
+    with explain_hub_errors(variant), data_allowed():
         built: Any = build_model_with_cfg(
             partial(model, **sizes[variant]),
             variant,
