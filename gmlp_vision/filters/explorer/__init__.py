@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gmlp_vision.atomic import replace_file
+from gmlp_vision.atomic import write_file
 from gmlp_vision.filters.bank import FilterBank, FilterLayer
 from gmlp_vision.filters.measure import toeplitz_average
 from gmlp_vision.filters.options import check_ending
@@ -54,8 +54,7 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
         "photo": None if image is None else _photo(image),
         "layers": layers,
     }
-    with replace_file(path) as temporary:
-        temporary.write_bytes(_page(data).encode())
+    write_file(path, _page(data))
     return error
 
 
