@@ -1,7 +1,7 @@
 """The one room that writes files. Under its name each is whole at any time: the old one or the new one.
 
-What is written has a name of its own in the same folder, `.NAME.gmlp-TOKEN.tmp`. When the disk has all of it, it
-is renamed. After an error, a full disk, Ctrl-C, SIGTERM or SIGHUP it is removed.
+What is written has a name of its own in the same folder, `.NAME.gmlp-TOKEN.tmp`. When the disk has all of it,
+it is renamed. After an error, a full disk, Ctrl-C, SIGTERM or SIGHUP it is removed.
 
 SIGKILL or a power cut can leave it there. The next write to the same path removes it: a writer holds a lock
 (flock) on what it writes, and the lock ends with the writer. Where the system has no such locks, it stays.
@@ -23,16 +23,16 @@ from gmlp_vision.temporary import beside, ended_tidily
 def write_file(path: str | Path, data: bytes | memoryview | str) -> None:
     """Writes a file, in place of what was there at the end.
 
-    A link is followed, a dangling one too. A file that is replaced hands on its mode and, as far as the system
-    lets it, its owner and group; a new one has the mode that the umask says. What cannot be replaced
+    A link is followed, a dangling one too. A file that is replaced hands on its mode and, as far as the
+    system lets it, its owner and group; a new one has the mode that the umask says. What cannot be replaced
     (/dev/null, /dev/stdout, a FIFO) is written into.
 
     Args:
         data: Text is written as UTF-8.
 
     Raises:
-        OSError: The folder that `path` is to be in is not there, `path` is a folder or write-protected, or the
-            disk is full. At `path` all is as it was.
+        OSError: The folder that `path` is to be in is not there, `path` is a folder or write-protected, or
+            the disk is full. At `path` all is as it was.
     """
     data = data.encode() if isinstance(data, str) else data
     target = _followed(Path(path))
@@ -60,9 +60,9 @@ def write_file(path: str | Path, data: bytes | memoryview | str) -> None:
 def replace_files(path: str | Path) -> Iterator[Path]:
     """For a writer that makes files of its own: yields a name for `path`, alone in a folder.
 
-    At the end all that is in that folder replaces what has those names beside `path`, as `write_file` does it,
-    and `path` last. Where there are several, a kill in between leaves no `path`, rather than an old one beside
-    what is new.
+    At the end all that is in that folder replaces what has those names beside `path`, as `write_file` does
+    it, and `path` last. Where there are several, a kill in between leaves no `path`, rather than an old one
+    beside what is new.
 
     Raises:
         OSError: As `write_file`, before the body runs; or what is beside `path` cannot be replaced.
@@ -86,9 +86,9 @@ def replace_files(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | Path, parents: bool = False) -> Iterator[Path]:
-    """Yields an empty folder to write into; it becomes `path` at the end, or is removed where the body raises.
+    """Yields an empty folder to write into; it becomes `path` at the end, or is removed if the body raises.
 
-    Its files are at least as readable as the umask says: some libraries make theirs readable by the owner only.
+    Its files are at least as readable as the umask says: some libraries make theirs for the owner only.
 
     Args:
         path: A name that is not taken, or an empty folder, perhaps by a link.

@@ -102,7 +102,9 @@ def run_demo(output: Path, epochs: int | None = None, seed: int = 0, pretrained:
     if epochs <= WARMUP_EPOCHS:
         raise ValueError(f"epochs is {epochs}; expected more than the {WARMUP_EPOCHS} of warm-up")
     model_args = PRETRAINED_ARGS if pretrained else MODEL_ARGS
-    with new_folder(output, parents=True) as folder:  # before the training, so that a name that is taken is told at once
+    with new_folder(
+        output, parents=True
+    ) as folder:  # before the training, so that a name that is taken is told at once
         train, test, baseline = load_digits(model_args["img_size"])
         start = time.monotonic()
         model = trained_model(model_args, train, epochs, seed, pretrained)

@@ -17,7 +17,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-
 @contextmanager
 def beside(target: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     """A file or folder beside `target`, locked, and removed at the end if it is still there."""
