@@ -194,7 +194,7 @@ def write_openvino(model: nn.Module, images: torch.Tensor, path: Path) -> None:
     try:
         openvino.save_model(converted, path, compress_to_fp16=False)
     except RuntimeError as error:  # "iostream error", of a full disk too
-        raise OSError(f"OpenVINO cannot write {path}: is the disk full? ({error})") from error
+        raise OSError(f"OpenVINO cannot write {path.name}: is the disk full? ({error})") from error
 
 
 def open_openvino(path: Path) -> Runner:

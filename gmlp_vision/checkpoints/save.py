@@ -59,7 +59,7 @@ def write_local_dir(model: nn.Module, folder: Path, **config: Any) -> None:
     try:
         save_for_hf(model, str(folder), safe_serialization=True, **config)
     except safetensors.SafetensorError as error:  # which is no OSError
-        raise OSError(f"{folder / 'model.safetensors'} cannot be written: {error}") from error
+        raise OSError(f"model.safetensors cannot be written: {error}") from error
     config_file = folder / "config.json"
     stated = json.loads(config_file.read_text(encoding="utf-8"))
     stated["sha256"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
