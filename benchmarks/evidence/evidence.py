@@ -65,7 +65,7 @@ def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequen
         UserError: train.py failed or was stopped.
         KeyboardInterrupt: with the name of the log.
     """
-    log = folder.with_suffix(".log")
+    log = folder.with_suffix(".log")  # written while it runs, and kept where it fails
     start = time.monotonic()
     with new_folder(folder, parents=True) as new, log.open("w") as output:
         launcher = Path(sysconfig.get_path("scripts"), "gmlp-vision")
