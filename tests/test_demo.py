@@ -132,7 +132,14 @@ def test_without_scikit_learn_the_error_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_leaves_nothing_and_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "told"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, -signal.SIGTERM, "")],
+    ids=["Ctrl-C", "kill"],
+)
+def test_an_interrupted_run_leaves_nothing_and_no_traceback(
+    number: signal.Signals, status: int, told: str, tmp_path: Path
+) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A job in the background of a shell is started deaf to Ctrl-C, and its children inherit that.
     hear = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
@@ -141,10 +148,10 @@ def test_an_interrupted_run_leaves_nothing_and_no_traceback(tmp_path: Path) -> N
         while "epoch 1 " not in shown:
             shown += process.stderr.read(1)
             assert process.poll() is None, shown
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-    assert "interrupted" in rest
+    assert process.returncode == status
+    assert told in rest
     assert "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []
 
