@@ -1,6 +1,7 @@
 """What is written is whole under its name, keeps what the old one was, and leaves nothing else behind."""
 
 import gc
+import inspect
 import os
 import shutil
 import signal
@@ -451,7 +452,10 @@ class Steps:
             name = frame.f_code.co_filename
             if name not in (atomic.__file__, temporary.__file__) and not name.endswith("contextlib.py"):
                 return None
-        if event in ("call", "line"):  # Python itself looks for Ctrl-C at calls and at jumps back
+        # Python itself looks for Ctrl-C at calls and at jumps back. A tracer that raises where a generator goes
+        # on would end it past its `finally`, as no signal does.
+        resumed = event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR
+        if event in ("call", "line") and not resumed:
             self.passed += 1
             if self.passed == self.step:
                 sys.settrace(None)
