@@ -452,8 +452,8 @@ class Steps:
             name = frame.f_code.co_filename
             if name not in (atomic.__file__, temporary.__file__) and not name.endswith("contextlib.py"):
                 return None
-        # Python itself looks for Ctrl-C at calls and at jumps back. A tracer that raises where a generator goes
-        # on would end it past its `finally`, as no signal does.
+        # Python itself looks for Ctrl-C at calls and at jumps back. A tracer that raises where a generator
+        # goes on would end it past its `finally`, as no signal does.
         resumed = event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR
         if event in ("call", "line") and not resumed:
             self.passed += 1
