@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import gmlp_vision  # noqa: F401  registers the names
+from gmlp_vision.atomic import write_file
 from gmlp_vision.checkpoints.families import families, names_of, title
 from gmlp_vision.errors import UserError
 from gmlp_vision.layers.ask import operators
@@ -163,11 +164,12 @@ def readme(text: str) -> str:
 def main() -> int:
     try:
         text = readme(README.read_text(encoding="utf-8"))
-    except UserError as error:
+        zoo = page()
+        write_file(README, text)
+        write_file(PAGE, zoo)
+    except (UserError, OSError) as error:
         print(f"zoo.py: {error}", file=sys.stderr)
         return 2
-    README.write_text(text, encoding="utf-8")
-    PAGE.write_text(page(), encoding="utf-8")
     return 0
 
 

@@ -4,6 +4,7 @@ The loop is short because its parts are timm's: loader, optimizer, scheduler, an
 """
 
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from gmlp_vision.atomic import new_folder
+from gmlp_vision.atomic import new_folder, write_file
 from gmlp_vision.checkpoints.save import write_local_dir
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract, plot_filters, save_figure
@@ -32,6 +33,7 @@ MODEL_ARGS: dict[str, Any] = {
 }  # fmt: skip
 PRETRAINED_ARGS: dict[str, Any] = {"img_size": 32, "in_chans": 1, "num_classes": 10}
 EPOCHS, PRETRAINED_EPOCHS = 40, 5
+TAG = "demo_digits"  # of the weights, as cifar10 is in gmlp_pico4.cifar10
 BATCH_SIZE = 64
 WARMUP_EPOCHS, MOST_EPOCHS = 2, 100_000
 MEAN = STD = (0.5,)
@@ -104,8 +106,9 @@ def run_demo(output: Path, epochs: int | None = None, seed: int = 0, pretrained:
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed is {seed}; expected 0 to {2**32 - 1}")
     model_args = PRETRAINED_ARGS if pretrained else MODEL_ARGS
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with new_folder(output) as folder:  # before the training, so that a name that is taken is told at once
+    with new_folder(
+        output, parents=True
+    ) as folder:  # before the training, so that a name that is taken is told at once
         train, test, baseline = load_digits(model_args["img_size"])
         start = time.monotonic()
         model = trained_model(model_args, train, epochs, seed, pretrained)
@@ -124,11 +127,28 @@ def run_demo(output: Path, epochs: int | None = None, seed: int = 0, pretrained:
             seed=seed,
             seconds=seconds,
         )
-        data_config = {"mean": MEAN, "std": STD, "crop_pct": 1.0}
-        write_local_dir(model, folder, model_args=model_args, data_config=data_config)
+        write_local_dir(
+            model,
+            folder,
+            model_args=model_args,
+            data_config={"mean": MEAN, "std": STD, "crop_pct": 1.0},
+            model_config={
+                "label_names": [str(digit) for digit in range(10)],
+                "pretrained_cfg": {"tag": TAG, "description": description(result)},
+            },
+        )
         save_figure(plot_filters(bank), folder / "filters.png")
-        (folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+        write_file(folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
     return result
+
+
+def description(result: DemoResult) -> str:
+    """What the saved model is, for its config.json."""
+    start = "from scratch" if result.from_scratch is None else "from this package's CIFAR-10 weights"
+    return (
+        f"gmlp-vision demo: trained {start} on scikit-learn's handwritten digits, {result.epochs} epochs, "
+        f"seed {result.seed}; accuracy {result.accuracy:.4f} on {result.test_images} test images"
+    )
 
 
 def load_digits(size: int) -> tuple[Digits, Digits, float]:
@@ -200,7 +220,8 @@ def train_model(model: nn.Module, batches: DataLoader[Any], epochs: int) -> None
     loss_fn = nn.CrossEntropyLoss(label_smoothing=0.1)
     model.train()
     update = 0
-    with tqdm(total=epochs * len(batches), desc="training", unit="batch") as progress:
+    # a bar in a terminal; in a log it would be a line a batch
+    with tqdm(total=epochs * len(batches), desc="training", unit="batch", disable=None) as progress:
         for epoch in range(epochs):
             for images, labels in batches:
                 loss = loss_fn(model(images), labels)
@@ -210,6 +231,8 @@ def train_model(model: nn.Module, batches: DataLoader[Any], epochs: int) -> None
                 update += 1
                 scheduler.step_update(update)
                 progress.update()
+            if progress.disable:
+                print(f"epoch {epoch + 1} of {epochs}, loss {loss.item():.3f}", file=sys.stderr, flush=True)
             progress.set_postfix(epoch=epoch + 1, loss=f"{loss.item():.3f}")
 
 

@@ -4,9 +4,8 @@ Whatever the dtype inside, a file takes float32 images, (B, C, height, width), a
 """
 
 import importlib.util
-import os
+import io
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from gmlp_vision.atomic import replace_files, write_file
 from gmlp_vision.checkpoints import DTYPES, build
 from gmlp_vision.checkpoints.outputs import check_files
 from gmlp_vision.checkpoints.rounding import losses
@@ -112,6 +112,7 @@ def export_model(
             of any size, or the numbers, the model gives the same logits for any image, or the file computes
             something else.
             At `out` all is then as it was.
+        OSError: The disk is full, or `out` is a folder or write-protected. At `out` all is then as it was.
     """
     out = Path(out)
     check_arguments(out, format, dtype)
@@ -129,8 +130,7 @@ def export_model(
             "this model gives the same logits for any image, so nothing would show whether a file of it is "
             "right; its head may be untrained: export trained weights"
         )
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        path = Path(folder) / out.name
+    with replace_files(out) as path:
         # torch takes an example of one image for a fixed batch
         kind.write(exported, images[: 2 if dynamic_batch else 1], path)
         run = kind.open(path)
@@ -142,8 +142,6 @@ def export_model(
                 f"{parity.difference:.2g} of their spread, and {parity.tolerance:g} is allowed; nothing was "
                 "written"
             )
-        for file in sorted(path.parent.iterdir()):  # .bin before the .xml that asks for it
-            os.replace(file, out.parent / file.name)
     return parity
 
 
@@ -169,6 +167,10 @@ def check_arguments(out: Path, format: str, dtype: str) -> None:
 
 
 def write_onnx(model: nn.Module, images: torch.Tensor, path: Path) -> None:
+    write_file(path, onnx_of(model, images))
+
+
+def onnx_of(model: nn.Module, images: torch.Tensor) -> bytes:
     from onnxscript.optimizer import fold_constants
 
     program = torch.onnx.export(
@@ -185,7 +187,7 @@ def write_onnx(model: nn.Module, images: torch.Tensor, path: Path) -> None:
     fold_constants(program.model, input_size_limit=sys.maxsize, output_size_limit=sys.maxsize)
     for node in program.model.graph:
         node.metadata_props.clear()  # stack traces, which have the paths of this machine
-    program.save(path, external_data=False)
+    return program.model_proto.SerializeToString()
 
 
 def open_onnx(path: Path) -> Runner:
@@ -198,13 +200,13 @@ def open_onnx(path: Path) -> Runner:
 def write_openvino(model: nn.Module, images: torch.Tensor, path: Path) -> None:
     import openvino
 
-    intermediate = path.with_suffix(".onnx")
-    write_onnx(model, images, intermediate)
     # not convert_model, which would make sums of the subtractions (layers/spatial_projection.py says what
     # they are for) and sends statistics of its use over the network
-    converted = openvino.Core().read_model(intermediate)
-    openvino.save_model(converted, path, compress_to_fp16=False)
-    intermediate.unlink()
+    converted = openvino.Core().read_model(onnx_of(model, images))
+    try:
+        openvino.save_model(converted, path, compress_to_fp16=False)
+    except RuntimeError as error:  # "iostream error", of a full disk too
+        raise OSError(f"OpenVINO cannot write {path.name}: is the disk full? ({error})") from error
 
 
 def open_openvino(path: Path) -> Runner:
@@ -223,7 +225,9 @@ def write_torchscript(model: Float32Ends, images: torch.Tensor, path: Path) -> N
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)  # known: this format was asked for
-        torch.jit.save(torch.jit.script(model), path)
+        data = io.BytesIO()  # to a file, torch's own writer ends the process where the disk is full
+        torch.jit.save(torch.jit.script(model), data)
+    write_file(path, data.getbuffer())
 
 
 def open_torchscript(path: Path) -> Runner:
@@ -237,7 +241,9 @@ def write_exported_program(model: nn.Module, images: torch.Tensor, path: Path) -
     program = torch.export.export(model, (images,), dynamic_shapes=batch_dimension(images))
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # which has the paths of this machine
-    torch.export.save(program, path)
+    data = io.BytesIO()  # as for TorchScript
+    torch.export.save(program, data)
+    write_file(path, data.getbuffer())
 
 
 def open_exported_program(path: Path) -> Runner:

@@ -1,7 +1,11 @@
 """The newcomer's run, as the README gives it, and what can go wrong before it starts."""
 
+import hashlib
+import io
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +15,7 @@ import pytest
 import timm
 import torch
 from tiny import same_weights
+from torch.utils.data import DataLoader
 
 from gmlp_vision import cli, load_checkpoint
 from gmlp_vision.demo import (
@@ -20,6 +25,7 @@ from gmlp_vision.demo import (
     load_digits,
     loader,
     run_demo,
+    train_model,
     trained_model,
 )
 from gmlp_vision.errors import UserError
@@ -31,7 +37,9 @@ COMMAND = str(Path(sys.executable).with_name("gmlp-vision"))
 def test_demo_keeps_its_promise(tmp_path: Path) -> None:
     done = subprocess.run([COMMAND, "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert "100%" in done.stderr  # the progress bar
+    log = [line for line in done.stderr.splitlines() if line]
+    assert len(log) == 40  # a line an epoch, where no terminal has a bar
+    assert log[-1].startswith("epoch 40 of 40, loss ")
     folder = tmp_path / "runs" / "demo"
     assert sorted(p.name for p in folder.iterdir()) == [
         "config.json",
@@ -124,21 +132,72 @@ def test_without_scikit_learn_the_error_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_leaves_nothing_and_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "told"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, -signal.SIGTERM, "")],
+    ids=["Ctrl-C", "kill"],
+)
+def test_an_interrupted_run_leaves_nothing_and_no_traceback(
+    number: signal.Signals, status: int, told: str, tmp_path: Path
+) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A job in the background of a shell is started deaf to Ctrl-C, and its children inherit that.
     hear = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     with subprocess.Popen([COMMAND, "demo"], cwd=tmp_path, **pipes, **hear) as process:
         shown = ""
-        while "batch" not in shown:
+        while "epoch 1 " not in shown:
             shown += process.stderr.read(1)
             assert process.poll() is None, shown
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-    assert "interrupted" in rest
+    assert process.returncode == status
+    assert told in rest
     assert "Traceback" not in rest
-    assert list(tmp_path.rglob("*.safetensors")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Screen, io.StringIO])
+def test_a_bar_on_a_screen_and_lines_in_a_log(
+    stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    batches = DataLoader([(torch.rand(1, 16, 16), 3)] * 4)
+    train_model(timm.create_model("gmlp_pico4", **{**MODEL_ARGS, "depth": 1}), batches, epochs=3)
+    shown = sys.stderr.getvalue()
+    if stream is Screen:
+        assert "100%" in shown
+        assert "12/12" in shown
+        assert "epoch 1 of" not in shown
+    else:
+        assert [line[:12] for line in shown.splitlines()] == ["epoch 1 of 3", "epoch 2 of 3", "epoch 3 of 3"]
+        assert "\r" not in shown
+
+
+def test_the_folder_says_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gmlp_vision.demo.train_model", lambda model, batches, epochs: None)
+    before = os.umask(0o022)
+    try:
+        run_demo(tmp_path / "demo", epochs=3, seed=7)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "demo").stat().st_mode) == 0o755
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "demo").iterdir()} == {0o644}
+    model = timm.create_model(f"local-dir:{tmp_path}/demo", pretrained=True)
+    cfg = model.pretrained_cfg
+    assert cfg["tag"] == "demo_digits"
+    assert cfg["description"].startswith(
+        "gmlp-vision demo: trained from scratch on scikit-learn's handwritten"
+    )
+    assert "3 epochs, seed 7; accuracy 0." in cfg["description"]
+    assert cfg["label_names"] == list("0123456789")
+    config = json.loads((tmp_path / "demo/config.json").read_text())
+    weights = (tmp_path / "demo/model.safetensors").read_bytes()
+    assert config["sha256"] == hashlib.sha256(weights).hexdigest()
 
 
 def test_accuracy_counts_correct_answers() -> None:

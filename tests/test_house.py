@@ -16,7 +16,8 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 # Each room, from the ground up. A module imports from its own room and from rooms of a lower rank.
 GROUND_UP = [
-    {"atomic", "errors"},
+    {"errors", "temporary"},
+    {"atomic"},
     {"shipped"},
     {"layers.observed", "layers.resample", "layers.linear", "layers.precision"},
     {"layers.ask", "layers.fast_form", "layers.grid_tied"},
@@ -126,6 +127,71 @@ def test_the_check_sees_a_private_name() -> None:
     assert private("demo", "from timm.models._builder import load_pretrained") != []
     assert private("demo", "from timm.models import _builder") != []
     assert private("demo", "from timm.models import build_model_with_cfg") == []
+
+
+# -- one room writes files -----------------------------------------------------------------------------------
+
+# Calls that may write a file. What a function of the room does, or of checkpoints.save, has other names.
+WRITES = re.compile(
+    r"(os\.(open|replace|rename|link|symlink|mkdir|makedirs|remove|unlink|truncate)|(shutil|tempfile)\.\w+"
+    r"|.*\.(write_text|write_bytes|touch|mkdir|rename|unlink|rmdir|symlink_to|tofile|savefig|save|save_file"
+    r"|save_model|to_csv|to_json|dump)|save_for_hf|save_model|savez?)"
+)
+# Where such a call does not write past the room.
+HARMLESS = {
+    ("cli", "os.open"): "the null device, in place of a closed stdout",
+    ("checkpoints.save", "safetensors.torch.save"): "to bytes",
+    ("checkpoints.save", "torch.save"): "to bytes",
+    ("checkpoints.save", "save_for_hf"): "into a folder of the room's",
+    ("export", "torch.jit.save"): "to bytes",
+    ("export", "torch.export.save"): "to bytes",
+    ("export", "openvino.save_model"): "which knows files only, under a name of the room's",
+    ("filters.explorer", "small.save"): "to bytes",
+    ("filters.sheet", "figure.savefig"): "to bytes",
+}
+
+
+def writes(source: str) -> set[str]:
+    """The calls of a module that may write a file."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        modes = [word.value for word in ast.walk(node) if isinstance(word, ast.Constant)]
+        opens = name.split(".")[-1] in ("open", "fdopen") and name != "os.open"
+        if WRITES.fullmatch(name) or (
+            opens and any(re.fullmatch("[rwaxbt+]*[wax+][rwaxbt+]*", str(m)) for m in modes)
+        ):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if dotted(p) not in ("atomic", "temporary")], ids=dotted)
+def test_only_one_room_writes_files(path: Path) -> None:
+    assert {(dotted(path), call) for call in writes(path.read_text())} - set(HARMLESS) == set()
+
+
+def test_what_is_harmless_is_there() -> None:
+    there = {(dotted(path), call) for path in MODULES for call in writes(path.read_text())}
+    assert set(HARMLESS) <= there
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("path.write_text(x)", {"path.write_text"}),
+        ("open(path, mode='w')", {"open"}),
+        ("path.open('r+b')", {"path.open"}),
+        ("import torch\ntorch.save(x, path)", {"torch.save"}),
+        ("(folder / 'a').mkdir()", {"(folder / 'a').mkdir"}),
+        ("tempfile.TemporaryDirectory()", {"tempfile.TemporaryDirectory"}),
+        ("open(path); open(path, 'rb'); path.open(encoding='utf-8'); name.replace(a, b)", set()),
+        ("write_file(path, x); save_file(x, path)", set()),
+    ],
+)
+def test_the_check_sees_what_writes(source: str, found: set[str]) -> None:
+    assert writes(source) == found
 
 
 # -- no general room knows a family --------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from report import folder_of, last_top1, machine, read_options, report
 from subset import make_subset
 from tqdm import tqdm
 
-from gmlp_vision.atomic import new_folder
+from gmlp_vision.atomic import new_folder, write_file
 from gmlp_vision.errors import UserError
 from gmlp_vision.run import find_script
 from gmlp_vision.shipped import find_recipe
@@ -48,12 +48,10 @@ def run(args: argparse.Namespace) -> None:
         print(report(args.output, args.seeds, yaml.safe_load(find_recipe(RECIPE).read_text())))
         return
     script = find_script(str(args.scripts / "train.py")) if args.row in ROWS else None
-    args.output.mkdir(parents=True, exist_ok=True)
     make_subset(args.data_dir, args.output / SUBSET)
     if script is None:
         print(args.output / SUBSET)
         return
-    (args.output / args.row).mkdir(exist_ok=True)
     for seed in tqdm(args.seeds, desc=args.row, unit="run"):
         folder = folder_of(args.output, args.row, seed)
         if not folder.exists():
@@ -67,9 +65,9 @@ def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequen
         UserError: train.py failed or was stopped.
         KeyboardInterrupt: with the name of the log.
     """
-    log = folder.with_suffix(".log")
+    log = folder.with_suffix(".log")  # written while it runs, and kept where it fails
     start = time.monotonic()
-    with new_folder(folder) as new, log.open("w") as output:
+    with new_folder(folder, parents=True) as new, log.open("w") as output:
         launcher = Path(sysconfig.get_path("scripts"), "gmlp-vision")
         command = [str(launcher), "run", str(script), "--config", str(find_recipe(RECIPE))]
         command += [*further, "--data-dir", str(folder.parent.parent / SUBSET), "--model", row.model]
@@ -90,7 +88,7 @@ def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequen
             raise UserError(f"{error}; the log is {log}") from None
         where = machine(torch.device(options["device"]))
         told = {"further": list(further), "seconds": time.monotonic() - start, "machine": where}
-        (new / "run.json").write_text(json.dumps(told, indent=1) + "\n")
+        write_file(new / "run.json", json.dumps(told, indent=1) + "\n")
 
 
 def environment() -> dict[str, str]:

@@ -28,7 +28,7 @@ def make_subset(data: Path, folder: Path, each: int = EACH, seed: int = SEED) ->
     links = {f"train/{link}": image for link, image in choose(data, each, seed).items()}
     links["test"] = data / "test"
     if not folder.exists():
-        with new_folder(folder) as new:
+        with new_folder(folder, parents=True) as new:
             for link, target in links.items():
                 (new / link).parent.mkdir(parents=True, exist_ok=True)
                 (new / link).symlink_to(target)

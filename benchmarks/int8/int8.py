@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace) -> None:
 
     right = dict.fromkeys(sessions, 0)
     tested = Subset(images, order[: args.images])
-    for x, labels in tqdm(DataLoader(tested, batch_size=128), desc="top-1"):
+    for x, labels in tqdm(DataLoader(tested, batch_size=128), desc="top-1", disable=None):
         for name, session in sessions.items():
             found = session.run(None, {"image": x.numpy()})[0].argmax(1)
             right[name] += (found == labels.numpy()).sum().item()

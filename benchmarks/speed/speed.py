@@ -31,7 +31,7 @@ from rows import Row, line, table
 from runtimes import NEEDS, RUNTIMES
 from tqdm import tqdm
 
-from gmlp_vision.atomic import replace_file
+from gmlp_vision.atomic import write_file
 from gmlp_vision.errors import UserError
 
 TASKS = {"inference": inference, "training": training}
@@ -115,8 +115,7 @@ def measure_in_processes(args: argparse.Namespace, argv: Sequence[str]) -> None:
             for row in rows_of([sys.executable, __file__, *argv, "--allocator", allocator], allocator):
                 found.append(row)
                 if args.json:
-                    with replace_file(args.json) as path:
-                        path.write_text(json.dumps({**where, "rows": found}, indent=1) + "\n")
+                    write_file(args.json, json.dumps({**where, "rows": found}, indent=1) + "\n")
     finally:
         if found:
             print(f"\n{table(found)}", flush=True)
@@ -168,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.allocator:
             print("speed.py: stopped", file=sys.stderr)
         return 130
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"speed.py: {error}", file=sys.stderr)
         return 2
     return 0

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from timm.models import get_model_input_config, save_for_hf
 from torch import nn
 
-from gmlp_vision.atomic import new_folder, replace_file
+from gmlp_vision.atomic import new_folder, write_file
 from gmlp_vision.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -51,8 +52,7 @@ def save_file(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
         data = buffer.getvalue()
-    with replace_file(path) as temporary:
-        temporary.write_bytes(data)
+    write_file(path, data)
 
 
 def save_folder(model: nn.Module, path: Path) -> None:
@@ -60,6 +60,7 @@ def save_folder(model: nn.Module, path: Path) -> None:
 
     Raises:
         UserError: There is something at `path`.
+        OSError: As `write_local_dir`.
     """
     with new_folder(path) as folder:
         write_local_dir(model, folder)
@@ -70,14 +71,20 @@ def write_local_dir(model: nn.Module, folder: Path, **config: Any) -> None:
 
     Args:
         config: As timm's `save_for_hf` takes it: model_args, data_config, model_config.
+
+    Raises:
+        OSError: The disk is full.
     """
     # a model of any size has no input size for timm, which would leave that of its name's weights
     size = {"input_size": get_model_input_config(model)["input_size"]}
     config["data_config"] = {**size, **config.get("data_config", {})}
-    save_for_hf(model, str(folder), safe_serialization=True, **config)
+    try:
+        save_for_hf(model, str(folder), safe_serialization=True, **config)
+    except safetensors.SafetensorError as error:  # which is no OSError
+        raise OSError(f"model.safetensors cannot be written: {error}") from error
     config_file = folder / "config.json"
     stated = json.loads(config_file.read_text(encoding="utf-8"))
     # which says it at its root too; transformers' TimmWrapper would give both to timm, and fail
     stated["model_args"].pop("num_classes", None)
     stated["sha256"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    config_file.write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
+    write_file(config_file, json.dumps(stated, indent=2) + "\n")

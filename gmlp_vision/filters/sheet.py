@@ -3,6 +3,7 @@
 matplotlib is imported when a sheet is drawn, so that numbers can be had without it.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gmlp_vision.atomic import replace_file
+from gmlp_vision.atomic import write_file
 from gmlp_vision.filters.options import check_ending
 
 if TYPE_CHECKING:
@@ -140,5 +141,7 @@ def save_figure(figure: "Figure", path: str | Path, dpi: int = 300) -> None:
     # 42), set in the reader's font in an SVG.
     dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     fixed = matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "gmlp-vision"})
-    with replace_file(path) as temporary, fixed:
-        figure.savefig(temporary, format=kind, dpi=dpi, metadata=dates.get(kind))
+    data = io.BytesIO()
+    with fixed:
+        figure.savefig(data, format=kind, dpi=dpi, metadata=dates.get(kind))
+    write_file(path, data.getbuffer())

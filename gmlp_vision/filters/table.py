@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from gmlp_vision.atomic import replace_file
+from gmlp_vision.atomic import write_file
 from gmlp_vision.filters.bank import LayerStats
 from gmlp_vision.filters.options import check_ending
 
@@ -79,8 +79,7 @@ def write_stats(stats: Sequence[LayerStats], path: str | Path) -> None:
         data = text.getvalue()
     else:
         data = json.dumps(rows, indent=1, allow_nan=False) + "\n"
-    with replace_file(path) as temporary:
-        temporary.write_bytes(data.encode())
+    write_file(path, data)
 
 
 def _cell(value: float | int | str | None) -> str:

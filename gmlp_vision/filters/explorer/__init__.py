@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gmlp_vision.atomic import replace_file
+from gmlp_vision.atomic import write_file
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters.bank import FilterBank, FilterLayer
 from gmlp_vision.filters.measure import toeplitz_average
@@ -57,8 +57,7 @@ def write_explorer(bank: FilterBank, path: str | Path, image: str | Path | None 
         "photo": None if image is None else photo(image),
         "layers": layers,
     }
-    with replace_file(path) as temporary:
-        temporary.write_bytes(_page(data).encode())
+    write_file(path, _page(data))
     return error
 
 
