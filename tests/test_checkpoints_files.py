@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 from others import in_names_of
-from tiny import same_weights, tiny
+from tiny import images, same_weights, tiny
 
 from gmlp_vision.checkpoints import DTYPES, convert_file, describe, read_checkpoint
 from gmlp_vision.checkpoints.save import save_file
@@ -111,8 +111,20 @@ def test_a_folder_has_the_name_of_its_size_and_nothing_twice(tmp_path: Path) -> 
     convert_file(tmp_path / "in.pth", tmp_path / "named")
     config = json.loads((tmp_path / "named/config.json").read_text())
     assert config["architecture"] == "gmlp_pico4"
-    assert set(config["model_args"]) == {"img_size", "in_chans", "num_classes", "global_pool"}
+    assert set(config["model_args"]) == {"img_size", "in_chans", "global_pool"}
+    assert config["num_classes"] == 10
     assert config["sha256"] == hashlib.sha256((tmp_path / "named/model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("classes", [0, 7])
+def test_a_folder_of_another_class_count_than_the_names(classes: int, tmp_path: Path) -> None:
+    model = tiny("gmlp_pico4", num_classes=classes)
+    torch.save(model.state_dict(), tmp_path / "in.pth")
+    convert_file(tmp_path / "in.pth", tmp_path / "out", model="gmlp_pico4")
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    assert loaded.num_classes == classes
+    assert torch.equal(loaded(images()), model(images()))
+    assert convert_file(tmp_path / "out", tmp_path / "again.pth").missing == {}
 
 
 def test_preprocessing_of_the_source_stays(tmp_path: Path) -> None:

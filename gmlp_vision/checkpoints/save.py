@@ -45,5 +45,7 @@ def save_folder(model: nn.Module, path: Path) -> None:
         save_for_hf(model, str(temporary), safe_serialization=True)
         config = temporary / "config.json"
         stated = json.loads(config.read_text(encoding="utf-8"))
+        # the config says it once already, and transformers' TimmWrapper fails where it is said twice
+        stated["model_args"].pop("num_classes", None)
         stated["sha256"] = hashlib.sha256((temporary / "model.safetensors").read_bytes()).hexdigest()
         config.write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")

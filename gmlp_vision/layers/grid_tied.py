@@ -169,7 +169,7 @@ def _check_replaceable(model: nn.Module, moved: Mapping[str, GridTied]) -> None:
                 f"{name} is computed (parametrize, prune) or shared, so no other can take its place: call "
                 "remove_parametrizations or prune.remove, or give it a copy"
             )
-        # FSDP2 and quantisers put tensors of their own there; FSDP1, and packing to 4 bits, leave other shapes
+        # FSDP2 and quantisers put tensors of their own there; FSDP1, and 4 bits packed, leave other shapes
         found, grid = own[name], layer.grid_size
         if type(found) is not nn.Parameter or not layer.RULES[key].fits(found, grid):
             raise ValueError(
