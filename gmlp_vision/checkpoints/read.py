@@ -128,7 +128,8 @@ def _read_released_file(path: Path, source: str, weights: str, sha256: str | Non
 def _known_hash(path: Path, config: dict[str, Any]) -> str | None:
     """The hash that a config.json of ours states, or the one by which the hub files what it sends."""
     stated = config.get("sha256")
-    if isinstance(stated, str):
+    # transformers carries along what it does not know, and so the hash of the weights that it started from
+    if isinstance(stated, str) and "transformers_version" not in config:
         return stated
     # In the hub's cache a file is a link to a blob named after its etag: the sha256 for everything in LFS.
     blob = path.resolve().name
