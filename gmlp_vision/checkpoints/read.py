@@ -128,8 +128,7 @@ def _read_released_file(path: Path, source: str, weights: str, sha256: str | Non
 def _known_hash(path: Path, config: dict[str, Any]) -> str | None:
     """The hash that a config.json of ours states, or the one by which the hub files what it sends."""
     stated = config.get("sha256")
-    # transformers carries along what it does not know, and so the hash of the weights that it started from
-    if isinstance(stated, str) and "transformers_version" not in config:
+    if isinstance(stated, str):
         return stated
     # In the hub's cache a file is a link to a blob named after its etag: the sha256 for everything in LFS.
     blob = path.resolve().name
@@ -147,6 +146,10 @@ def _read_config(path: Path, source: str) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds a {type(config).__name__}; expected timm's config.json, a dict")
+    if "transformers_version" in config:
+        config.pop(
+            "sha256", None
+        )  # carried along, as all that it does not know: of the weights it started from
     return config
 
 
