@@ -285,6 +285,11 @@ def test_captum(section: Section) -> None:
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
     assert names["gates"].shape == (8, 8, 8, 384)
 
+    from captum.attr import LayerGradCam
+
+    meaningless = LayerGradCam(model, model.blocks[-1]).attribute(x, target=y)
+    assert meaningless.shape == (2, 1, 8, 128)  # W and D, as the page says
+
 
 def test_grad_cam(section: Section) -> None:
     names = last(section("grad-cam"))
