@@ -14,12 +14,12 @@ import pytest
 import timm
 import torch
 from others import in_names_of
-from tiny import same_weights, tiny
+from tiny import images, same_weights, tiny
 
 from gmlp_vision.checkpoints import DTYPES, convert_file, describe, read_checkpoint
 from gmlp_vision.checkpoints.save import save_file
 from gmlp_vision.cli import main
-from gmlp_vision.errors import UserError
+from gmlp_vision.errors import CheckpointError, UserError
 from gmlp_vision.layers.resample import resample_operator
 from gmlp_vision.models.gmlp import sizes_of
 
@@ -115,8 +115,30 @@ def test_a_folder_has_the_name_of_its_size_and_nothing_twice(tmp_path: Path) -> 
     convert_file(tmp_path / "in.pth", tmp_path / "named")
     config = json.loads((tmp_path / "named/config.json").read_text())
     assert config["architecture"] == "gmlp_pico4"
-    assert set(config["model_args"]) == {"img_size", "in_chans", "num_classes", "global_pool"}
+    assert set(config["model_args"]) == {"img_size", "in_chans", "global_pool"}
+    assert config["num_classes"] == 10
     assert config["sha256"] == hashlib.sha256((tmp_path / "named/model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("classes", [0, 7])
+def test_a_folder_of_another_class_count_than_the_names(classes: int, tmp_path: Path) -> None:
+    model = tiny("gmlp_pico4", num_classes=classes)
+    torch.save(model.state_dict(), tmp_path / "in.pth")
+    convert_file(tmp_path / "in.pth", tmp_path / "out", model="gmlp_pico4")
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    assert loaded.num_classes == classes
+    assert torch.equal(loaded(images()), model(images()))
+    assert convert_file(tmp_path / "out", tmp_path / "again.pth").missing == {}
+
+
+def test_a_hash_that_transformers_has_carried_along_is_not_asked(source: Path, tmp_path: Path) -> None:
+    convert_file(source, tmp_path / "out", weights="raw")
+    save_file(tiny(num_classes=3).state_dict(), tmp_path / "out/model.safetensors")
+    with pytest.raises(CheckpointError, match="sha256"):
+        read_checkpoint(tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    (tmp_path / "out/config.json").write_text(json.dumps({**config, "transformers_version": "5.24.0"}))
+    assert len(read_checkpoint(tmp_path / "out").state_dict["head.bias"]) == 3
 
 
 def test_preprocessing_of_the_source_stays(tmp_path: Path) -> None:

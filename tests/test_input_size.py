@@ -183,6 +183,72 @@ def test_w_and_b_that_are_not_the_layers_own_are_refused(change: Callable[..., N
     assert [id(p) for layer in projections(model) for p in layer.parameters()] == spatial
 
 
+class LowRank(nn.Module):
+    """A wrapper that adds to W, as peft's LoRA does; with rank 0 it adds nothing and holds nothing."""
+
+    def __init__(self, layer: nn.Module, rank: int) -> None:
+        super().__init__()
+        self.base_layer = layer
+        if rank:
+            self.factor = nn.Linear(len(layer.bias), rank, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x)
+
+
+class Rows(torch.Tensor):
+    """A tensor of a class of its own, as quantised and sharded ones are."""
+
+
+def lora(model: nn.Module, rank: int = 2) -> None:
+    gate = model.blocks[1].mlp_channels.gate
+    gate.proj = LowRank(gate.proj, rank)
+
+
+def scales_beside(model: nn.Module) -> None:
+    """As NNCF holds them."""
+    model.hooks = nn.ModuleDict({"blocks/1/mlp_channels/gate/proj/linear/0": nn.ParameterDict()})
+    next(iter(model.hooks.values()))["scale"] = nn.Parameter(torch.ones(16, 1))
+
+
+def quantised(model: nn.Module) -> None:
+    layer = projections(model)[1]
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Rows))
+
+
+def a_shard(model: nn.Module) -> None:
+    layer = projections(model)[1]
+    layer.weight = nn.Parameter(layer.weight.detach().flatten()[:128])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lora, r"blocks\.1\.\S+\.proj\.factor\.weight, of shape \(2, 16\).*merge it or take it off"),
+        (scales_beside, r"hooks\.blocks/1\S+scale, of shape \(16, 1\).*merge it or take it off"),
+        (quantised, r"blocks\.1\.\S+\.weight is a Rows of shape \(16, 16\).*grid 4 x 4"),
+        (a_shard, r"blocks\.1\.\S+\.weight is a Parameter of shape \(128,\).*grid 4 x 4"),
+    ],
+)
+def test_what_a_tool_has_of_the_grid_is_refused(change: Callable[..., None], words: str) -> None:
+    model = tiny()
+    change(model)
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=words):
+        model.set_input_size(48)
+    assert {k: i for k, (i, _) in snapshot(model).items()} == {k: i for k, (i, _) in before.items()}
+    model.set_input_size(64, patch_size=16)  # the same grid
+
+
+def test_tools_that_have_nothing_of_the_grid_stay() -> None:
+    model = tiny(img_size=(32, 24))  # 12 tokens of width 16
+    lora(model, rank=0)
+    model.aside = LowRank(nn.Linear(16, 12), 2)  # a size of 12, but nothing to do with a layer
+    model.set_input_size((48, 24))
+    assert [p.grid_size for p in projections(model)] == [(6, 3)] * 2
+    assert model(images(2, 3, 48, 24)).std() > 1e-3
+
+
 def test_what_the_refusal_says_to_do_helps() -> None:
     model = tiny()
     first, second = projections(model)

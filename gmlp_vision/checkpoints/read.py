@@ -122,6 +122,10 @@ def _read_config(path: Path, source: str) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds a {type(config).__name__}; expected timm's config.json, a dict")
+    if "transformers_version" in config:
+        config.pop(
+            "sha256", None
+        )  # carried along, as all that it does not know: of the weights it started from
     return config
 
 

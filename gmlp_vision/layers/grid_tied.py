@@ -3,7 +3,7 @@
 Shapes: (H, W) a grid, in tokens; N = H * W tokens in row-major order.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -44,6 +44,8 @@ class GridTied(nn.Module):
     Attributes:
         RULES: The rule of each, by the parameter's name.
         grid_size: The grid that the parameters belong to.
+        held_as: The name under which a trunk was built with the layer; '' where it is in none. Under another
+            one it stands in a wrapper.
         dynamic: Whether a call may be on another grid, to which they are carried then. In eval mode, while no
             gradient to them is asked for, what was carried is cached for the last `MAX_CACHED` grids.
     """
@@ -57,6 +59,7 @@ class GridTied(nn.Module):
     def __init__(self, grid_size: Grid) -> None:
         super().__init__()
         self.grid_size = grid_size
+        self.held_as = ""
         self.dynamic = False
 
     def on_grid(self, grid_size: Grid) -> Tensors:
@@ -146,19 +149,53 @@ def carry(model: nn.Module, grids: Mapping[str, Grid]) -> list[tuple[GridTied, G
         grids: The new one of each, by its name.
 
     Raises:
-        ValueError: A rule refuses, or a parameter is computed or shared, so that none can take its place.
+        ValueError: A rule refuses; a parameter is computed, shared, sharded or quantised, so that none can
+            take its place; or a tool has put tensors of the old grid around the layer, or in its name.
     """
     moved = {name: layer for name, layer in tied_layers(model).items() if layer.grid_size != grids[name]}
-    _check_replaceable(model, {f"{name}.{key}" for name, layer in moved.items() for key in layer.RULES})
+    _check_replaceable(model, moved)
+    _check_alone(model, moved)
     # parameters that can be trained, even under inference_mode
     with torch.inference_mode(False), torch.no_grad():
         return [(layer, grids[name], layer.on_grid(grids[name])) for name, layer in moved.items()]
 
 
-def _check_replaceable(model: nn.Module, names: Iterable[str]) -> None:
-    own = {name for name, _ in model.named_parameters()}  # one that is shared has its first name only
-    for name in sorted(set(names) - own):
-        raise ValueError(
-            f"{name} is computed (parametrize, prune) or shared, so no other can take its place: call "
-            "remove_parametrizations or prune.remove, or give it a copy"
-        )
+def _check_replaceable(model: nn.Module, moved: Mapping[str, GridTied]) -> None:
+    own = dict(model.named_parameters())  # one that is shared has its first name only
+    tied = {f"{name}.{key}": (layer, key) for name, layer in moved.items() for key in layer.RULES}
+    for name, (layer, key) in sorted(tied.items()):
+        if name not in own:
+            raise ValueError(
+                f"{name} is computed (parametrize, prune) or shared, so no other can take its place: call "
+                "remove_parametrizations or prune.remove, or give it a copy"
+            )
+        # FSDP2 and quantisers put tensors of their own there; FSDP1, and 4 bits packed, leave other shapes
+        found, grid = own[name], layer.grid_size
+        if type(found) is not nn.Parameter or not layer.RULES[key].fits(found, grid):
+            raise ValueError(
+                f"{name} is a {type(found).__name__} of shape {tuple(found.shape)}, and a plain parameter of "
+                f"grid {grid[0]} x {grid[1]} was expected: it may be sharded or quantised; change the image "
+                "size before that"
+            )
+
+
+def _check_alone(model: nn.Module, moved: Mapping[str, GridTied]) -> None:
+    """Refuses where a tool holds tensors that belong to a layer's old grid: nothing tells how to carry them.
+
+    LoRA's factors of W stand in a wrapper around the layer; a quantiser's scales for the rows of W stand
+    beside the model's parts, under the layer's name.
+    """
+    shapes = {n: tuple(t.shape) for n, t in (*model.named_parameters(), *model.named_buffers())}
+    for own, layer in moved.items():
+        holder, _, key = own.rpartition(".")
+        is_wrapped = layer.held_as not in ("", key)
+        sizes = {n for rule in layer.RULES.values() for n in rule.leading(layer.grid_size)} - {1}
+        for name, shape in shapes.items():
+            path = name.replace("/", ".").replace(":", ".")  # no name of a module may have a dot
+            is_tools = (is_wrapped and name.startswith(f"{holder}.")) or own in path
+            if is_tools and not name.startswith(f"{own}.") and sizes.intersection(shape):
+                raise ValueError(
+                    f"{name}, of shape {shape}, belongs to the grid of {own} too, and nothing tells how to "
+                    "carry it: merge it or take it off (peft: merge_and_unload), and put it on again at the "
+                    "new image size"
+                )

@@ -96,7 +96,8 @@ class Trunk(nn.Module):
         kind, why = any_size(self)
         if self.dynamic_img_size and kind == "fixed":
             raise ValueError(f"dynamic_img_size is True, but the model has one size: {why}")
-        for layer in tied_layers(self).values():
+        for name, layer in tied_layers(self).items():
+            layer.held_as = name.rpartition(".")[2]
             layer.dynamic = self.dynamic_img_size
         self.fixed_input_size = bool(tied_layers(self)) and not self.dynamic_img_size
         # timm's way for a model to say so; get_model_input_config gives it out
@@ -281,8 +282,9 @@ class Trunk(nn.Module):
             patch_size: The same of a patch. A new one resizes the stem's kernel by timm's own rule.
 
         Raises:
-            ValueError: The patch does not divide the image, a layer has no rule for another grid, or what
-                belongs to a grid is computed or shared; nothing changes.
+            ValueError: The patch does not divide the image, a layer has no rule for another grid, what
+                belongs to a grid is computed, shared, sharded or quantised, or a tool has put more of the
+                grid around it (LoRA); nothing changes.
         """
         new_img_size, new_patch_size = self.sizes(img_size, patch_size)
         carried = carry(self, self.grids(new_img_size, new_patch_size))  # all before any is replaced
