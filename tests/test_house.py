@@ -18,7 +18,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 GROUND_UP = [
     {"atomic", "errors"},
     {"shipped"},
-    {"layers.observed", "layers.resample", "layers.linear", "layers.precision"},
+    {"layers.observed", "layers.resample", "layers.linear", "layers.precision", "layers.windows"},
     {"layers.ask", "layers.fast_form", "layers.grid_tied"},
     {"layers.position", "layers.spatial_projection", "layers.toeplitz", "layers.posmlp"},
     {"layers.spatial_gating"},

@@ -9,6 +9,8 @@ import torch
 
 TINY = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
 
+TINY_PYRAMID = {"img_size": 32, "num_classes": 5}
+
 Tensors = Mapping[str, torch.Tensor]
 Resize = Callable[[torch.Tensor], torch.Tensor]
 
@@ -20,9 +22,10 @@ class Row:
     Attributes:
         names: The registered names that have it, and their exact numbers of parameters. The first stands for
             all where one is enough.
-        tiny: What a small model of it takes beside TINY.
-        equation: The block written out, in float64: its parameters and the tokens of one image, (H, W, D) or
-            with a class token (1 + N, D), to tokens.
+        tiny: What a small model of it takes beside TINY; that of a pyramid has `depths` and `embed_dims`.
+        sizes: Two images, (height, width) in pixels, such a model may be for, the second one the larger.
+        equation: The (first) block written out, in float64: its tensors and the tokens of one image,
+            (H, W, D) or with a class token (1 + N, D), to tokens.
         resize: 'resampled' if it has parameters that belong to a grid and go to others, 'fixed' if they
             cannot, 'free' if it has none.
         law: For 'resampled', asserts what the rule claims: parameters of a block before, after, and R, the
@@ -36,6 +39,7 @@ class Row:
     resize: Literal["resampled", "fixed", "free"]
     filters: set[str]
     tiny: dict[str, Any] = field(default_factory=dict)
+    sizes: tuple[tuple[int, int], tuple[int, int]] = ((24, 32), (32, 48))
     law: Callable[[Tensors, Tensors, Resize], None] | None = None
     released: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -45,7 +49,8 @@ class Row:
 
 def tiny_kwargs(name: str) -> dict[str, Any]:
     """The arguments that make a small model of a registered name."""
-    return {**TINY, **row_of(name).tiny}
+    tiny = row_of(name).tiny
+    return {**(TINY_PYRAMID if "depths" in tiny else TINY), **tiny}
 
 
 def row_of(name: str) -> Row:
@@ -62,7 +67,8 @@ def norm(x: torch.Tensor, p: Tensors, name: str, eps: float = 1e-6) -> torch.Ten
 
 
 def linear(x: torch.Tensor, p: Tensors, name: str) -> torch.Tensor:
-    return torch.einsum("...c,dc->...d", x, p[f"{name}.weight"]) + p[f"{name}.bias"]
+    y = torch.einsum("...c,dc->...d", x, p[f"{name}.weight"])
+    return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -70,13 +76,13 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def two_branches(
-    mixer: Callable[[Tensors, torch.Tensor], torch.Tensor],
+    mixer: Callable[[Tensors, torch.Tensor], torch.Tensor], eps: float = 1e-6
 ) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
     """The equation of a MixMlpBlock with this mixer."""
 
     def equation(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-        x = x + mixer(p, norm(x, p, "norm1"))
-        return x + linear(gelu(linear(norm(x, p, "norm2"), p, "mlp.fc1")), p, "mlp.fc2")
+        x = x + mixer(p, norm(x, p, "norm1", eps))
+        return x + linear(gelu(linear(norm(x, p, "norm2", eps), p, "mlp.fc1")), p, "mlp.fc2")
 
     return equation
 
@@ -441,6 +447,50 @@ def ff_only(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     return x + torch.stack(mixed, 1)
 
 
+# -- pyramids ---------------------------------------------------------------------------------------------
+
+
+def fused(p: Tensors, branches: list[torch.Tensor]) -> torch.Tensor:
+    """The three branches, weighted for each channel by a softmax over them, and projected."""
+    mean = sum(branches).sum(dim=(0, 1)) / branches[0][..., 0].numel()
+    scores = linear(gelu(linear(mean, p, "mixer.reweight.mlp.fc1")), p, "mixer.reweight.mlp.fc2")
+    y = torch.zeros_like(branches[0])
+    for c in range(y.shape[-1]):
+        e = [torch.exp(scores[3 * c + i]) for i in range(3)]
+        y[..., c] = sum(e[i] * branches[i][..., c] for i in range(3)) / sum(e)
+    return linear(y, p, "mixer.proj")
+
+
+def vip(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """Segments as many as rows and columns."""
+    side, _, dim = x.shape
+    width = dim // side
+    h, w = torch.zeros_like(x), torch.zeros_like(x)
+    for s in range(side):
+        channels = slice(s * width, (s + 1) * width)
+        for i, j in places(x):
+            column, row = x[:, j, channels].flatten(), x[i, :, channels].flatten()
+            numbers = slice(i * width, (i + 1) * width), slice(j * width, (j + 1) * width)
+            h[i, j, channels] = p["mixer.mlp_h.weight"][numbers[0]] @ column
+            w[i, j, channels] = p["mixer.mlp_w.weight"][numbers[1]] @ row
+    return fused(p, [h, w, linear(x, p, "mixer.mlp_c")])
+
+
+def cycle(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    def moved(axis: int) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        for place in places(x):
+            for c in range(x.shape[-1]):
+                there = list(place)
+                there[axis] += (0, 1, -1)[c % 3]
+                if 0 <= there[axis] < x.shape[axis]:
+                    y[(*place, c)] = x[(*there, c)]
+        return y
+
+    h, w = linear(moved(1), p, "mixer.sfc_h"), linear(moved(0), p, "mixer.sfc_w")
+    return fused(p, [h, w, linear(x, p, "mixer.mlp_c")])
+
+
 ROWS = [
     Row(
         names={
@@ -640,6 +690,30 @@ ROWS = [
         resize="free",
         filters=set(),
     ),
+    Row(
+        names={"vip_s14": 29892904, "vip_s7": 25114984, "vip_m7": 55272488, "vip_l7": 87784936},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2), "segments": (8, 4)},
+        sizes=((32, 32), (64, 64)),
+        equation=two_branches(vip, eps=1e-5),
+        resize="fixed",
+        filters=set(),
+        released={"stages.0.blocks.0.mixer.mlp_h.weight": (192, 192)},
+    ),
+    Row(
+        names={
+            "cycle_b1": 15155400,
+            "cycle_b2": 26802504,
+            "cycle_b3": 38385720,
+            "cycle_b4": 51796552,
+            "cycle_b5": 75747280,
+        },
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2), "mlp_ratio": (4.0, 2.0)},
+        sizes=((24, 31), (33, 48)),
+        equation=two_branches(cycle, eps=1e-5),
+        resize="free",
+        filters=set(),
+    ),
 ]
 
-CONTRACT_NAMES = [str(row) for row in ROWS]
+ISOTROPIC_NAMES = [str(row) for row in ROWS if "depths" not in row.tiny]
+PYRAMID_NAMES = [str(row) for row in ROWS if "depths" in row.tiny]

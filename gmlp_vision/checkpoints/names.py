@@ -6,7 +6,7 @@ differs, such as a norm's eps, are the layout's settings.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -153,6 +153,35 @@ def unflatten_patches(weight: torch.Tensor, target: Target) -> torch.Tensor:
         + (f"a patch of {patch[0]} x {patch[1]}" if patch else "a square patch of 3 channels")
         + ": convert the file and say the patch, `gmlp-vision convert IN OUT --patch-size H W`"
     )
+
+
+def network_rows(model: Any, *parts: Row) -> Iterator[Row]:
+    """The pairs of a pyramid whose stages and downsamplings others number in one list, `network`.
+
+    Args:
+        model: A pyramid, by whose stages the numbers are told.
+        parts: The pairs of a block's modules.
+    """
+    number = 0
+    for s, stage in enumerate(model.stages):
+        for name, _ in stage.downsample.named_children():
+            yield Row(f"stages.{s}.downsample.{name}", f"network.{number}.{name}")
+        number += not isinstance(stage.downsample, nn.Identity)
+        for part in parts:
+            yield Row(
+                f"stages.{s}.blocks.{{j}}.{part.ours}", f"network.{number}.{{j}}.{part.theirs}", *part[2:]
+            )
+        number += 1
+
+
+def as_kernel(tensor: torch.Tensor) -> torch.Tensor:
+    """The matrix of a linear layer as the kernel of a 1 x 1 convolution; a bias as it is."""
+    return tensor[:, :, None, None] if tensor.ndim == 2 else tensor
+
+
+def as_matrix(tensor: torch.Tensor, target: Target) -> torch.Tensor:
+    """The reverse of `as_kernel`."""
+    return tensor.flatten(1) if tensor.ndim == 4 and tensor.shape[2:] == (1, 1) else tensor
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -39,6 +39,29 @@ def check_image(
         )
 
 
+def check_pyramid_image(
+    x: torch.Tensor, img_size: tuple[int, int], step: tuple[int, int], fixed_size: bool
+) -> None:
+    """Refuses images of another size than `img_size`; if it is not fixed, those that leave a rest."""
+    height, width = x.shape[-2], x.shape[-1]
+    if fixed_size and (height != img_size[0] or width != img_size[1]):
+        raise ValueError(
+            f"the image is {height} x {width} pixels (height x width) but this model was made for "
+            f"{img_size[0]} x {img_size[1]}: resize the image, or create the model with "
+            f"img_size=({height}, {width}) or, if it is of a family that can, with dynamic_img_size=True"
+        )
+    check_steps(height, width, step)
+
+
+def check_steps(height: int, width: int, step: tuple[int, int]) -> None:
+    """Refuses an image of a size, in pixels, that would leave a rest in some stage of a pyramid."""
+    if height < 1 or width < 1 or height % step[0] != 0 or width % step[1] != 0:
+        raise ValueError(
+            f"the image is {height} x {width} pixels (height x width), and this model takes multiples of "
+            f"{step[0]} x {step[1]}: resize or pad the image to one"
+        )
+
+
 def check_count(name: str, count: int) -> None:
     if count < 1:
         raise ValueError(f"{name} is {count}; expected at least 1")
