@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.norm import OverChannels
 
 State = dict[str, torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
@@ -155,23 +156,26 @@ def unflatten_patches(weight: torch.Tensor, target: Target) -> torch.Tensor:
     )
 
 
-def network_rows(model: Any, *parts: Row) -> Iterator[Row]:
+def network_rows(model: Any, parts: Callable[[int], Iterable[Row]]) -> Iterator[Row]:
     """The pairs of a pyramid whose stages and downsamplings others number in one list, `network`.
 
     Args:
         model: A pyramid, by whose stages the numbers are told.
-        parts: The pairs of a block's modules.
+        parts: From the number of a stage to the pairs of its blocks' modules.
     """
     number = 0
     for s, stage in enumerate(model.stages):
-        for name, _ in stage.downsample.named_children():
-            yield Row(f"stages.{s}.downsample.{name}", f"network.{number}.{name}")
+        for name, child in stage.downsample.named_children():
+            yield Row(over_channels(f"stages.{s}.downsample.{name}", child), f"network.{number}.{name}")
         number += not isinstance(stage.downsample, nn.Identity)
-        for part in parts:
-            yield Row(
-                f"stages.{s}.blocks.{{j}}.{part.ours}", f"network.{number}.{{j}}.{part.theirs}", *part[2:]
-            )
+        for ours, theirs, there, back in parts(s):
+            yield Row(f"stages.{s}.blocks.{{j}}.{ours}", f"network.{number}.{{j}}.{theirs}", there, back)
         number += 1
+
+
+def over_channels(name: str, module: nn.Module) -> str:
+    """The name of a norm, or of what a norm over channels holds: others have that one bare."""
+    return f"{name}.norm" if isinstance(module, OverChannels) else name
 
 
 def as_kernel(tensor: torch.Tensor) -> torch.Tensor:

@@ -109,16 +109,19 @@ SIZES: dict[str, dict[str, Any]] = {
 TOP1 = {"cycle_b1": 78.9, "cycle_b2": 81.6, "cycle_b3": 82.4, "cycle_b4": 83.0, "cycle_b5": 83.2}
 
 
+# in a block; the layers over shifted channels are convolutions there
+PARTS = [
+    *(Row(part, part) for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
+    *(Row(f"mixer.{part}", f"attn.{part}", as_kernel, as_matrix) for part in ("sfc_h", "sfc_w")),
+    *(Row(f"mixer.{part}", f"attn.{part}") for part in ("mlp_c", "proj")),
+    Row("mixer.reweight.mlp.fc{k}", "attn.reweight.fc{k}"),
+]
+
+
 def rows(model: Any) -> Iterator[Row]:
     """Their names: stages and downsamplings stand in one list."""
     yield Row("stem.proj", "patch_embed.proj")
-    yield from network_rows(
-        model,
-        *(Row(part, part) for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
-        *(Row(f"mixer.{part}", f"attn.{part}", as_kernel, as_matrix) for part in ("sfc_h", "sfc_w")),
-        *(Row(f"mixer.{part}", f"attn.{part}") for part in ("mlp_c", "proj")),
-        Row("mixer.reweight.mlp.fc{k}", "attn.reweight.fc{k}"),
-    )
+    yield from network_rows(model, lambda stage: PARTS)
 
 
 LAYOUTS = {

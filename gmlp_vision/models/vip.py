@@ -74,8 +74,8 @@ class PermuteLinear(GridTied):
         if grid_size != (segments, segments) or dim % segments:
             raise ValueError(
                 f"a stage has a grid of {grid_size[0]} x {grid_size[1]} tokens of width {dim}, and "
-                f"{segments} segments; expected as many rows and columns as segments, and a width that they divide: give "
-                "img_size and segments together"
+                f"{segments} segments; expected as many rows and columns as segments, and a width that they "
+                "divide: give img_size and segments together"
             )
         self.segments = segments
         self.axis = axis
@@ -177,16 +177,18 @@ SIZES: dict[str, dict[str, Any]] = {
 TOP1 = {"vip_s7": 81.5, "vip_m7": 82.7, "vip_l7": 83.2}
 
 
+# in a block
+PARTS = [
+    *(Row(part, part) for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
+    *(Row(f"mixer.{part}", f"attn.{part}") for part in ("mlp_h", "mlp_w", "mlp_c", "proj")),
+    Row("mixer.reweight.mlp.fc{k}", "attn.reweight.fc{k}"),
+]
+
+
 def rows(model: Any) -> Iterator[Row]:
     """Their names: stages and downsamplings stand in one list."""
     yield Row("stem.proj", "patch_embed.proj")
-    parts = [f"norm{i}" for i in (1, 2)] + [f"mlp.fc{i}" for i in (1, 2)]
-    yield from network_rows(
-        model,
-        *(Row(part, part) for part in parts),
-        *(Row(f"mixer.{part}", f"attn.{part}") for part in ("mlp_h", "mlp_w", "mlp_c", "proj")),
-        Row("mixer.reweight.mlp.fc{k}", "attn.reweight.fc{k}"),
-    )
+    yield from network_rows(model, lambda stage: PARTS)
 
 
 LAYOUTS = {
