@@ -66,3 +66,49 @@ class ConvEmbed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.proj(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return self.act(self.norm(x))
+
+
+class PatchMerging(nn.Module):
+    """Two by two tokens side by side, a norm of their 4 C numbers, a linear layer without bias.
+
+    From Swin Transformer (https://arxiv.org/abs/2103.14030, Section 3.1). The numbers of a token come in the
+    order top left, bottom left, top right, bottom right.
+
+    Args:
+        in_chans: C.
+        dim: D.
+        stride: 2.
+        norm: Makes the norm from 4 C.
+        device, dtype: of the parameters.
+
+    Shape: (B, H, W, C) -> (B, H / 2, W / 2, D).
+
+    Raises:
+        ValueError: Another stride.
+    """
+
+    step = 2
+
+    def __init__(
+        self,
+        in_chans: int,
+        dim: int,
+        *,
+        stride: int,
+        norm: Callable[..., nn.Module] = nn.LayerNorm,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if stride != 2:
+            raise ValueError(f"a stride is {stride}; two by two tokens are merged, so it is 2 or 1")
+        self.norm = norm(4 * in_chans, device=device, dtype=dtype)
+        self.reduction = nn.Linear(4 * in_chans, dim, bias=False, device=device, dtype=dtype)
+
+    def out_size(self, size: Grid) -> Grid:
+        """The grid for one of this size."""
+        return size[0] // 2, size[1] // 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # B, H / 2, 2, W / 2, 2, C
+        return self.reduction(self.norm(x.permute(0, 1, 3, 4, 2, 5).flatten(3)))

@@ -18,16 +18,21 @@ class Reweight(nn.Module):
 
     Args:
         dim: D.
+        bias: Whether the MLP has biases.
         device, dtype: of the parameters.
 
     Shape: three times (B, H, W, D) -> (B, H, W, D).
     """
 
     def __init__(
-        self, dim: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        dim: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.mlp = Mlp(dim, dim // 4, 3 * dim, device=device, dtype=dtype)
+        self.mlp = Mlp(dim, dim // 4, 3 * dim, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         a = self.mlp((x + y + z).mean(dim=(1, 2), keepdim=True))

@@ -27,6 +27,21 @@ def shift_by_one(x: torch.Tensor, dim: int, forward: bool) -> torch.Tensor:
     return torch.cat([x.narrow(dim, 1, last), x.narrow(dim, last, 1)], dim)
 
 
+def shift_four_ways(x: torch.Tensor, first: int = 2, second: int = 1) -> torch.Tensor:
+    """The quarters of the channels of (B, H, W, D), moved by one token, as `shift_by_one` does.
+
+    Forward and back along one axis, then along the other: right, left, down and up unless told otherwise.
+    """
+    a, b, c, d = x.chunk(4, dim=-1)
+    moved = [
+        shift_by_one(a, first, forward=True),
+        shift_by_one(b, first, forward=False),
+        shift_by_one(c, second, forward=True),
+        shift_by_one(d, second, forward=False),
+    ]
+    return torch.cat(moved, dim=-1)
+
+
 def neighbours(x: torch.Tensor, dim: int, reach: int) -> list[torch.Tensor]:
     """What the tokens have that lie -reach, ..., reach places further along an axis; zeros outside the grid.
 
