@@ -23,6 +23,7 @@ class ConvEmbed(nn.Module):
         dim: D.
         stride, padding: Of the convolution, in places.
         kernel_size: The same; None for the stride, so that patches lie side by side.
+        depthwise: Whether each output is of one input alone; D is then a multiple of C.
         norm: Makes the norm behind it from D; None for none.
         act: Makes the activation behind that; None for none.
         bias: Whether the convolution has one.
@@ -39,6 +40,7 @@ class ConvEmbed(nn.Module):
         stride: int,
         kernel_size: int | None = None,
         padding: int = 0,
+        depthwise: bool = False,
         norm: Callable[..., nn.Module] | None = None,
         act: Callable[[], nn.Module] | None = None,
         bias: bool = True,
@@ -48,7 +50,8 @@ class ConvEmbed(nn.Module):
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         kernel_size = stride if kernel_size is None else kernel_size
-        self.proj = nn.Conv2d(in_chans, dim, kernel_size, stride, padding, bias=bias, **dd)
+        groups = in_chans if depthwise else 1
+        self.proj = nn.Conv2d(in_chans, dim, kernel_size, stride, padding, groups=groups, bias=bias, **dd)
         self.norm = nn.Identity() if norm is None else norm(dim, **dd)
         self.act = nn.Identity() if act is None else act()
         # patches side by side leave the rest of an image out

@@ -3,11 +3,12 @@
 Shapes: B batch, H, W the token grid of a stage, D its width.
 
     Y = GELU(BN(depthwise(GELU(BN(X)))))                            a 3 x 3 kernel for each channel
-    X = X + [Y, R Y, Y C] A                                         A: 3 D -> D
+    X = X + [Y, Y C, R Y] A                                         A: 3 D -> D
     X = X + GELU(LN(X) F) G                                         F: D -> 3 D; G: 3 D -> D
 
 R Y = one H x H matrix, and a bias for each row, over the rows of every column and channel; Y C = one W x W
-matrix over the columns. BN is batch normalisation, LN over the channels. Depthwise convolution, A and the
+matrix over the columns. In the released code, which this is, `proj_h` is the map over the columns, along the
+width, and `proh_w` that over the rows. BN is batch normalisation, LN over the channels. Depthwise convolution, A and the
 embeddings have no bias.
 
 On another grid the two matrices go by the rule of docs/resampling.md along their axis; the released model has
@@ -103,7 +104,7 @@ class WidthMap(AxisMap):
 
 
 class SparseMix(nn.Module):
-    """``[Y, R Y, Y C] A`` with ``Y = GELU(BN(depthwise(GELU(BN(X)))))``.
+    """``[Y, Y C, R Y] A`` with ``Y = GELU(BN(depthwise(GELU(BN(X)))))``.
 
     Args:
         dim: D.
@@ -133,7 +134,7 @@ class SparseMix(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.conv(self.act(self.norm1(x.permute(0, 3, 1, 2))))
         y = self.act(self.norm2(y)).permute(0, 2, 3, 1)
-        return self.fuse(torch.cat([y, self.height(y), self.width(y)], dim=-1))
+        return self.fuse(torch.cat([y, self.width(y), self.height(y)], dim=-1))
 
 
 class SparseBlock(nn.Module):
@@ -215,8 +216,8 @@ def rows(model: Any) -> Iterator[Row]:
             yield Row(f"{ours}.mixer.norm1", f"{first}.BN")
             yield Row(f"{ours}.mixer.conv", f"{first}.Conv")
             yield Row(f"{ours}.mixer.norm2", f"{second}.BN")
-            yield Row(f"{ours}.mixer.height", f"{second}.proj_h", *KERNEL)
-            yield Row(f"{ours}.mixer.width", f"{second}.proh_w", *KERNEL)  # as they spell it
+            yield Row(f"{ours}.mixer.width", f"{second}.proj_h", *KERNEL)
+            yield Row(f"{ours}.mixer.height", f"{second}.proh_w", *KERNEL)  # as they spell it
             yield Row(f"{ours}.mixer.fuse", f"{second}.fuse", *KERNEL)
             yield Row(f"{ours}.norm", f"{channels}.1")
             yield Row(f"{ours}.mlp.fc1", f"{channels}.2.net.0")
