@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional
 from zoo import tiny_kwargs
 
-from gmlp_vision.layers.shift import shift_by_one
-from gmlp_vision.layers.shift import shift_four_ways
+from gmlp_vision.layers.shift import shift_by_one, shift_four_ways
 from gmlp_vision.models.s2mlp import SIZES, SpatialShift
 
 

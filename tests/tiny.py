@@ -20,11 +20,23 @@ def tiny(name: str = "gmlp_ti16", **kwargs: object) -> nn.Module:
 
 
 def perturb(model: nn.Module, seed: int = 0, std: float = 0.1) -> nn.Module:
-    """Adds noise to every parameter: at init the head is 0 and the gate 1, and any comparison passes."""
+    """Adds noise to every parameter: at init the head is 0 and the gate 1, and any comparison passes.
+
+    And to the statistics of batch norms.
+    """
     generator = torch.Generator().manual_seed(seed)
+
+    def noise(like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=generator).to(like) * std
+
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=generator).to(p) * std)
+            p.add_(noise(p))
+        for name, b in model.named_buffers():
+            if name.endswith("running_mean"):
+                b.add_(noise(b))
+            elif name.endswith("running_var"):
+                b.mul_(noise(b).exp())
     return model
 
 

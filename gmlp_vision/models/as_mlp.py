@@ -32,7 +32,9 @@ from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.shift import neighbours
 from gmlp_vision.trunks import Pyramid, cfg, create
 
-SOURCE = "The released model: equal logits from the authors' code with the same weights, its CUDA shift apart."
+SOURCE = (
+    "The released model: equal logits from the authors' code with the same weights, its CUDA shift apart."
+)
 
 
 def axial_shift(x: torch.Tensor, dim: int, places: int) -> torch.Tensor:

@@ -4,8 +4,8 @@ Shapes: B batch, H, W the token grid of a stage, D its width, p tokens of a regi
 
     X = X + proj(fuse(rows(X), columns(X), X C + c)) of BN(X);    X = X + GELU(BN(X) F) G
 
-    columns(X): every p tokens of a row are one region, in a row moved on by s tokens round its end; a region's
-    p D numbers go through  ReLU(BN(. A)) B + b,  A: p D -> D / 2,  B: D / 2 -> p D,  back to its tokens
+    columns(X): every p tokens of a row are one region, in a row moved on by s tokens round its end; the p D
+    numbers of a region go through  ReLU(BN(. A)) B + b,  A: p D -> D / 2,  B: D / 2 -> p D,  back to its tokens
     rows(X): the same along the height
 
 The inner-region rearrangement of the paper is the region, the cross-region one the move by s. A row that p
@@ -91,7 +91,9 @@ class HireMix(nn.Module):
     Shape: (B, H, W, D) -> (B, H, W, D).
     """
 
-    NO_OPERATOR = "the tokens of a region are mixed with all their channels: there is no map over tokens alone"
+    NO_OPERATOR = (
+        "the tokens of a region are mixed with all their channels: there is no map over tokens alone"
+    )
 
     def __init__(
         self,
@@ -118,8 +120,8 @@ class HireMlp(Pyramid):
     """Hire-MLP: an overlapping stem, four stages, final norm, mean pool, linear head.
 
     Args:
-        kwargs: Those of Pyramid, of MixMlpBlock `mlp_ratio` and `proj_drop_rate`, and `region` and `step`, one
-            number a stage, or one a block; those of Hire-MLP-Tiny by default.
+        kwargs: Those of Pyramid, of MixMlpBlock `mlp_ratio` and `proj_drop_rate`, and `region` and `step`,
+            one number a stage, or one a block; those of Hire-MLP-Tiny by default.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -1,4 +1,5 @@
-"""PosMLP: "Parameterization of Cross-Token Relations with Relative Positional Encoding for Vision MLP", Wang et al., https://arxiv.org/abs/2207.07284
+"""PosMLP: "Parameterization of Cross-Token Relations with Relative Positional Encoding for Vision MLP", Wang et
+al., https://arxiv.org/abs/2207.07284
 
 Shapes: B batch, H, W the token grid of a stage, D its width, E hidden width, w the side of a window.
 
@@ -74,7 +75,9 @@ class PosBlock(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = int(dim * mlp_ratio)
         if hidden % 2 or hidden // 2 % groups:
-            raise ValueError(f"groups is {groups}, which does not divide {hidden / 2:g}, half the hidden width")
+            raise ValueError(
+                f"groups is {groups}, which does not divide {hidden / 2:g}, half the hidden width"
+            )
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.fc1 = nn.Linear(dim, hidden, **dd)
         self.act = nn.GELU()
@@ -229,7 +232,8 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
 
 PAPER = {
     "paper_ids": "arXiv:2207.07284",
-    "paper_name": "Parameterization of Cross-Token Relations with Relative Positional Encoding for Vision MLP",
+    "paper_name": "Parameterization of Cross-Token Relations with Relative Positional Encoding "
+    "for Vision MLP",
     "origin_url": "https://github.com/Zhicaiwww/PosMLP",
     "license": "mit",
     "fixed_input_size": False,

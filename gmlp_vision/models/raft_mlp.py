@@ -1,4 +1,5 @@
-"""RaftMLP: "RaftMLP: How Much Can Be Done Without Attention and with Less Spatial Locality?", Tatsunami and Taki, https://arxiv.org/abs/2108.04384
+"""RaftMLP: "RaftMLP: How Much Can Be Done Without Attention and with Less Spatial Locality?", Tatsunami and
+Taki, https://arxiv.org/abs/2108.04384
 
 Shapes: B batch, H, W the token grid of a stage, D its width, r the raft size.
 
@@ -53,7 +54,7 @@ class RaftMixer(GridTied):
     Shape: (B, H, W, D) -> (B, H, W, D), D a multiple of r.
     """
 
-    RULES = dict.fromkeys(("weight1", "bias1", "weight2", "bias2"), REFUSAL)  # noqa: RUF012
+    RULES = dict.fromkeys(("weight1", "bias1", "weight2", "bias2"), REFUSAL)
 
     def __init__(
         self,
@@ -109,7 +110,9 @@ class RaftBlock(nn.Module):
         ValueError: r does not divide D.
     """
 
-    NO_OPERATOR = "the places of a row are mixed with its rafts of channels: there is no map over tokens alone"
+    NO_OPERATOR = (
+        "the places of a row are mixed with its rafts of channels: there is no map over tokens alone"
+    )
 
     def __init__(
         self,

@@ -121,7 +121,9 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     if "stages.0.blocks.0.mixer.split.mlp.fc1.weight" not in state_dict or stem is None or stem.ndim != 4:
         return None
     sizes = pyramid_sizes(state_dict, "mlp.fc1.weight")
-    return None if sizes is None else {**sizes, "strides": [stem.shape[-1], *[2] * (len(sizes["depths"]) - 1)]}
+    return (
+        None if sizes is None else {**sizes, "strides": [stem.shape[-1], *[2] * (len(sizes["depths"]) - 1)]}
+    )
 
 
 PAPER = cfg(

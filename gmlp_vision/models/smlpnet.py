@@ -8,8 +8,8 @@ Shapes: B batch, H, W the token grid of a stage, D its width.
 
 R Y = one H x H matrix, and a bias for each row, over the rows of every column and channel; Y C = one W x W
 matrix over the columns. In the released code, which this is, `proj_h` is the map over the columns, along the
-width, and `proh_w` that over the rows. BN is batch normalisation, LN over the channels. Depthwise convolution, A and the
-embeddings have no bias.
+width, and `proh_w` that over the rows. BN is batch normalisation, LN over the channels. Depthwise
+convolution, A and the embeddings have no bias.
 
 On another grid the two matrices go by the rule of docs/resampling.md along their axis; the released model has
 one size. Any size in steps of 32 px: the embeddings cut tokens two by two.

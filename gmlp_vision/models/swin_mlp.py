@@ -212,9 +212,7 @@ LAYOUTS = {
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the SwinMLP that has these tensors; None if they are not those of one."""
-    weights = [
-        state_dict.get(f"stages.{s}.blocks.0.mixer.windows.mixer.weight") for s in range(len(TURNS))
-    ]
+    weights = [state_dict.get(f"stages.{s}.blocks.0.mixer.windows.mixer.weight") for s in range(len(TURNS))]
     sizes = pyramid_sizes(state_dict, "mlp.fc1.weight")
     found = [weight for weight in weights if weight is not None and weight.ndim == 3]
     if sizes is None or len(found) != len(sizes["depths"]):

@@ -356,7 +356,9 @@ class Trunk(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Position table and class token, as timm's ViTs; timm spares biases and norms by itself."""
         kinds = (PositionTable, ClassToken)
-        return {f"{name}.{p}" for name, m in self.named_modules() if isinstance(m, kinds) for p in m._parameters}
+        return {
+            f"{name}.{p}" for name, m in self.named_modules() if isinstance(m, kinds) for p in m._parameters
+        }
 
 
 def step_indices(indices: int | Sequence[int] | None, count: int) -> list[int]:
