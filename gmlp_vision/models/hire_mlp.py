@@ -5,7 +5,7 @@ Shapes: B batch, H, W the token grid of a stage, D its width, p tokens of a regi
     X = X + proj(fuse(rows(X), columns(X), X C + c)) of BN(X);    X = X + GELU(BN(X) F) G
 
     columns(X): every p tokens of a row are one region, in a row moved on by s tokens round its end; the p D
-    numbers of a region go through  ReLU(BN(. A)) B + b,  A: p D -> D / 2,  B: D / 2 -> p D,  back to its tokens
+    numbers of a region go through  ReLU(BN(. A)) B + b,  A: p D -> D / 2,  B: D / 2 -> p D,  back to these
     rows(X): the same along the height
 
 The inner-region rearrangement of the paper is the region, the cross-region one the move by s. A row that p

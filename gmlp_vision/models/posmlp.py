@@ -1,5 +1,5 @@
-"""PosMLP: "Parameterization of Cross-Token Relations with Relative Positional Encoding for Vision MLP", Wang et
-al., https://arxiv.org/abs/2207.07284
+"""PosMLP: "Parameterization of Cross-Token Relations with Relative Positional Encoding for Vision MLP",
+Wang et al., https://arxiv.org/abs/2207.07284
 
 Shapes: B batch, H, W the token grid of a stage, D its width, E hidden width, w the side of a window.
 

@@ -83,7 +83,8 @@ class HeightMap(AxisMap):
     RULES = {"weight": of_axis(0, operator=True), "bias": of_axis(0, operator=False)}  # noqa: RUF012
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weight, self.bias
+        weight: torch.Tensor = self.weight
+        bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
         y = weight @ x.flatten(2) + bias[:, None]
@@ -97,7 +98,8 @@ class WidthMap(AxisMap):
     RULES = {"weight": of_axis(1, operator=True), "bias": of_axis(1, operator=False)}  # noqa: RUF012
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weight, self.bias
+        weight: torch.Tensor = self.weight
+        bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on((x.shape[1], x.shape[2]))
         return weight @ x + bias[:, None]
