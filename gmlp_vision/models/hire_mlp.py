@@ -171,6 +171,8 @@ def region_rows(p: int) -> Iterator[Row]:
     channels."""
 
     def swapped(tensor: torch.Tensor, axis: int, sizes: tuple[int, int]) -> torch.Tensor:
+        if tensor.ndim <= axis or tensor.shape[axis] % p:
+            return tensor  # of another region: it will fit no model
         return tensor.unflatten(axis, sizes).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
     for axis in "hw":

@@ -174,7 +174,9 @@ TURN = ((0.0, -1.0), (1.0, 0.0))
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:
-    """Centers (G, 2) or spreads (G, 2, 2) of theirs in our offsets."""
+    """Centers (G, 2) or spreads (G, 2, 2) of theirs in our offsets; anything else as it is."""
+    if tensor.ndim < 2 or tensor.shape[1] != 2:
+        return tensor
     return torch.einsum("ij,gj...->gi...", tensor.new_tensor(TURN), tensor)
 
 

@@ -226,6 +226,8 @@ def norm_rows(ours: str, theirs: str, rafts: int) -> Row:
         return tensor.unflatten(0, (rafts, -1)).T.flatten()
 
     def back(tensor: torch.Tensor, target: Target) -> torch.Tensor:
+        if tensor.ndim != 1 or len(tensor) % rafts:
+            return tensor  # of other rafts: it will fit no model
         return tensor.unflatten(0, (-1, rafts)).T.flatten()
 
     return Row(ours, theirs, there, back)

@@ -178,10 +178,12 @@ def heads_there(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def heads_back(window: int) -> Any:
-    """The reverse of `heads_there`, for windows of this side."""
+    """The reverse of `heads_there`, for windows of this side; a tensor of other windows stays as it is."""
 
     def back(tensor: torch.Tensor, target: Target) -> torch.Tensor:
-        return (tensor.squeeze(-1) if tensor.ndim == 3 else tensor).unflatten(0, (-1, window * window))
+        if not tensor.ndim or len(tensor) % window**2:
+            return tensor
+        return (tensor.squeeze(-1) if tensor.ndim == 3 else tensor).unflatten(0, (-1, window**2))
 
     return back
 
