@@ -108,8 +108,9 @@ def weights(name: str) -> str:
 
 def section(family: ModuleType) -> str:
     """A family's heading, source and table for docs/zoo.md."""
-    first, *_ = (family.__doc__ or "").splitlines()
-    lines = [f"## {title(family)}", "", f"{first.partition(':')[2].strip().rstrip('.')}. {family.SOURCE}", ""]
+    first, *_ = (family.__doc__ or "").split("\n\n")
+    paper = " ".join(first.partition(":")[2].split()).rstrip(".")
+    lines = [f"## {title(family)}", "", f"{paper}. {family.SOURCE}", ""]
     lines += [
         "| name | parameters | GMACs | image | any size | filters | weights |",
         "|---|---|---|---|---|---|---|",

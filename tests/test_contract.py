@@ -9,18 +9,25 @@ import timm
 import torch
 from timm.models import create_feature_extractor, save_for_hf
 from timm.optim import create_optimizer_v2
-from tiny import NAMES, images, learned, perturb, same, tiny
+from tiny import ISOTROPIC_NAMES, PYRAMID_NAMES, first_block, images, learned, perturb, same, tiny
 from torch import nn
 from zoo import tiny_kwargs
 
 import gmlp_vision
 
-every_name = pytest.mark.parametrize("name", NAMES)
+every_name = pytest.mark.parametrize("name", [*ISOTROPIC_NAMES, *PYRAMID_NAMES])
+isotropic = pytest.mark.parametrize("name", ISOTROPIC_NAMES)  # test_pyramid.py has its like for pyramids
 
 
 def pool(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
     """What the head takes of the features of a model that has its default pooling."""
-    return features[:, 0] if model.num_prefix_tokens else features.mean(1)
+    return features[:, 0] if model.num_prefix_tokens else features.flatten(1, -2).mean(1)
+
+
+def shape_of(model: nn.Module) -> tuple[int, ...]:
+    """Of the features of two images at 32 px."""
+    tokens = (2, model.num_prefix_tokens + 16) if hasattr(model, "blocks") else (2, 4, 4)
+    return (*tokens, model.num_features)
 
 
 # -- heads ----------------------------------------------------------------------------------------------
@@ -30,7 +37,7 @@ def pool(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
 def test_forward_is_head_of_features(name: str) -> None:
     model = tiny(name)
     features = model.forward_features(images())
-    assert features.shape == (2, model.num_prefix_tokens + 16, model.num_features)
+    assert features.shape == shape_of(model)
     same(model(images()), model.forward_head(features))
     pooled = model.forward_head(features, pre_logits=True)
     same(pooled, pool(model, features))
@@ -45,7 +52,7 @@ def test_without_classes_or_pooling(name: str) -> None:
     same(headless(x), pool(full, full.forward_features(x)))
     unpooled = tiny(name, global_pool="")
     unpooled.load_state_dict(full.state_dict())
-    assert unpooled(x).shape == (2, full.num_prefix_tokens + 16, 5)
+    assert unpooled(x).shape == (*shape_of(full)[:-1], 5)
     same(pool(full, unpooled(x)), full(x))
     bare = tiny(name, num_classes=0, global_pool="")
     bare.load_state_dict(headless.state_dict())
@@ -64,7 +71,7 @@ def test_reset_classifier(name: str) -> None:
     assert model.get_classifier().weight.shape == (3, model.num_features)
     assert model.num_classes == 3
     model.reset_classifier(4, "")
-    assert model(images()).shape == (2, model.num_prefix_tokens + 16, 4)
+    assert model(images()).shape == (*shape_of(model)[:-1], 4)
     same(model.forward_features(images()), features)
     with pytest.raises(ValueError, match="'max'"):
         model.reset_classifier(4, "max")
@@ -94,7 +101,7 @@ def block_outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return outputs
 
 
-@every_name
+@isotropic
 @pytest.mark.parametrize(
     ("indices", "chosen"),
     [(None, [0, 1, 2]), (1, [2]), (2, [1, 2]), ([0, 2], [0, 2]), ([-3], [0]), ((2, 0), [0, 2])],
@@ -114,7 +121,7 @@ def test_forward_intermediates(name: str, indices: object, chosen: list[int]) ->
         same(m.flatten(2).transpose(1, 2), model.norm(expected[i]))
 
 
-@every_name
+@isotropic
 def test_stop_early_runs_no_later_block(name: str) -> None:
     model, ran = tiny(name, depth=3), []
     for i, block in enumerate(model.blocks):
@@ -127,7 +134,7 @@ def test_stop_early_runs_no_later_block(name: str) -> None:
     assert ran == [0, 1, 2]
 
 
-@every_name
+@isotropic
 @pytest.mark.parametrize("prune_norm", [True, False])
 def test_prune_intermediate_layers(name: str, prune_norm: bool) -> None:
     model = tiny(name, depth=3)
@@ -140,7 +147,7 @@ def test_prune_intermediate_layers(name: str, prune_norm: bool) -> None:
     same(model.forward_intermediates(images(), indices=kept, intermediates_only=True)[0], expected)
 
 
-@every_name
+@isotropic
 @pytest.mark.parametrize("prune_norm", [True, False])
 @pytest.mark.parametrize("prune_head", [True, False])
 def test_what_is_pruned_is_saved_and_loaded_so(
@@ -170,7 +177,7 @@ def test_an_unknown_output_format() -> None:
         tiny().forward_intermediates(images(), output_fmt="NCL")
 
 
-@every_name
+@isotropic
 def test_features_only(name: str) -> None:
     full = tiny(name, depth=4, img_size=(16, 24), patch_size=(8, 4))
     kwargs = {**tiny_kwargs(name), "depth": 4, "img_size": (16, 24), "patch_size": (8, 4)}
@@ -202,7 +209,7 @@ def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
 @every_name
 def test_grad_checkpointing_recomputes_and_changes_no_gradient(name: str) -> None:
     model, calls = tiny(name), []
-    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    first_block(model).register_forward_pre_hook(lambda *_: calls.append(1))
     plain = gradients(model, images())
     assert len(calls) == 1
     model.set_grad_checkpointing()
@@ -224,7 +231,7 @@ def test_grad_checkpointing_holds_in_forward_intermediates() -> None:
     assert len(calls) == 2
 
 
-@every_name
+@isotropic
 def test_layer_decay_falls_from_head_to_stem(name: str) -> None:
     model = tiny(name, depth=3)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.5)
@@ -244,7 +251,7 @@ def test_layer_decay_falls_from_head_to_stem(name: str) -> None:
 @every_name
 def test_weight_decay_spares_biases_norms_and_positions_only(name: str) -> None:
     model = tiny(name)
-    spared = {key for key, _ in model.named_parameters() if key.split(".")[0] in ("pos_embed", "cls_token")}
+    spared = {key for key, _ in model.named_parameters() if {"pos_embed", "cls_token"} & set(key.split("."))}
     assert model.no_weight_decay() == spared
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
@@ -287,7 +294,7 @@ def test_what_a_folder_says_by_default_is_held_against_the_model(name: str, tmp_
         gmlp_vision.load_checkpoint(tiny(name, norm_eps=0.1), tmp_path)
 
 
-@every_name
+@isotropic
 def test_a_class_token_only_where_blocks_take_a_row(name: str) -> None:
     if not tiny(name).num_prefix_tokens:
         with pytest.raises(ValueError, match="class_token is True"):
@@ -336,7 +343,8 @@ def test_fx(name: str) -> None:
         with pytest.raises(ValueError, match="48 x 32"):
             traced(images(1, 3, 48, 32))
     extractor = create_feature_extractor(model, {"norm": "tokens"})
-    assert extractor(images())["tokens"].shape == ((2, 17, 16) if model.num_prefix_tokens else (2, 4, 4, 16))
+    tokens = (2, 17) if model.num_prefix_tokens else (2, 4, 4)
+    assert extractor(images())["tokens"].shape == (*tokens, model.num_features)
 
 
 @every_name

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gmlp_vision.layers.linear import HAS_BOTH, project_channels, suits_onednn
 from gmlp_vision.models.gmlp import GMlpBlock
+from gmlp_vision.trunks.recompute import run_block
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def test_autocast_of_tokens_in_another_dtype(grad: bool, fast: list[bool]) -> No
     """The branch has autocast's dtype then, and its sum with the tokens theirs."""
     model, x = tiny(), images(2, 4, 4, 16)
     with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
-        y = model.run_block(model.blocks[0], x)
+        y = run_block(model.blocks[0], x, "")
     assert not fast
     assert y.dtype == torch.float32
     torch.testing.assert_close(y, model.blocks[0](x), atol=0.05, rtol=0.05)

@@ -19,7 +19,7 @@ GROUND_UP = [
     {"errors", "temporary"},
     {"atomic"},
     {"shipped"},
-    {"layers.observed", "layers.resample", "layers.linear", "layers.precision"},
+    {"layers.observed", "layers.resample", "layers.linear", "layers.precision", "layers.windows"},
     {"layers.ask", "layers.fast_form", "layers.grid_tied"},
     {"layers.position", "layers.spatial_projection", "layers.toeplitz", "layers.posmlp"},
     {"layers.spatial_gating"},

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 from zoo import tiny_kwargs
 
-from gmlp_vision.layers.shift import shift_by_one
-from gmlp_vision.models.s2mlp import SIZES, SpatialShift, shift_four_ways
+from gmlp_vision.layers.shift import shift_by_one, shift_four_ways
+from gmlp_vision.models.s2mlp import SIZES, SpatialShift
 
 
 def test_each_token_gets_its_neighbours_value_and_the_border_keeps_its_own() -> None:

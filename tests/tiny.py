@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import timm
 import torch
 from torch import nn
-from zoo import CONTRACT_NAMES as NAMES  # noqa: F401  of these the contract is asked
+from zoo import ISOTROPIC_NAMES as ISOTROPIC_NAMES
+from zoo import PYRAMID_NAMES as PYRAMID_NAMES
 from zoo import TINY as TINY
 from zoo import tiny_kwargs
 
@@ -14,16 +15,28 @@ from gmlp_vision.layers import SpatialProjection
 
 
 def tiny(name: str = "gmlp_ti16", **kwargs: object) -> nn.Module:
-    """A registered name through its entrypoint, at 2 blocks, 16 tokens, width 16, perturbed, in eval mode."""
+    """A registered name through its entrypoint, at 32 px, perturbed, in eval mode: see TINY and the rows."""
     return perturb(timm.create_model(name, **{**tiny_kwargs(name), **kwargs})).eval()
 
 
 def perturb(model: nn.Module, seed: int = 0, std: float = 0.1) -> nn.Module:
-    """Adds noise to every parameter: at init the head is 0 and the gate 1, and any comparison passes."""
+    """Adds noise to every parameter: at init the head is 0 and the gate 1, and any comparison passes.
+
+    And to the statistics of batch norms.
+    """
     generator = torch.Generator().manual_seed(seed)
+
+    def noise(like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=generator).to(like) * std
+
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=generator).to(p) * std)
+            p.add_(noise(p))
+        for name, b in model.named_buffers():
+            if name.endswith("running_mean"):
+                b.add_(noise(b))
+            elif name.endswith("running_var"):
+                b.mul_(noise(b).exp())
     return model
 
 
@@ -35,6 +48,11 @@ def learned(model: nn.Module) -> dict[str, nn.Parameter]:
 def images(*size: int, seed: int = 1) -> torch.Tensor:
     """A (B, C, height, width) batch of noise; (2, 3, 32, 32) unless told otherwise."""
     return torch.randn(*(size or (2, 3, 32, 32)), generator=torch.Generator().manual_seed(seed))
+
+
+def first_block(model: nn.Module) -> nn.Module:
+    """Of an isotropic model, or of the first stage of a pyramid."""
+    return model.blocks[0] if hasattr(model, "blocks") else model.stages[0].blocks[0]
 
 
 def projections(model: nn.Module) -> list[SpatialProjection]:

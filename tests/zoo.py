@@ -9,6 +9,8 @@ import torch
 
 TINY = {"depth": 2, "embed_dim": 16, "img_size": 32, "patch_size": 8, "num_classes": 5}
 
+TINY_PYRAMID = {"img_size": 32, "num_classes": 5}
+
 Tensors = Mapping[str, torch.Tensor]
 Resize = Callable[[torch.Tensor], torch.Tensor]
 
@@ -20,9 +22,10 @@ class Row:
     Attributes:
         names: The registered names that have it, and their exact numbers of parameters. The first stands for
             all where one is enough.
-        tiny: What a small model of it takes beside TINY.
-        equation: The block written out, in float64: its parameters and the tokens of one image, (H, W, D) or
-            with a class token (1 + N, D), to tokens.
+        tiny: What a small model of it takes beside TINY; that of a pyramid has `depths` and `embed_dims`.
+        sizes: Two images, (height, width) in pixels, such a model may be for, the second one the larger.
+        equation: The (first) block written out, in float64: its tensors and the tokens of one image,
+            (H, W, D) or with a class token (1 + N, D), to tokens.
         resize: 'resampled' if it has parameters that belong to a grid and go to others, 'fixed' if they
             cannot, 'free' if it has none.
         law: For 'resampled', asserts what the rule claims: parameters of a block before, after, and R, the
@@ -36,6 +39,7 @@ class Row:
     resize: Literal["resampled", "fixed", "free"]
     filters: set[str]
     tiny: dict[str, Any] = field(default_factory=dict)
+    sizes: tuple[tuple[int, int], tuple[int, int]] = ((24, 32), (32, 48))
     law: Callable[[Tensors, Tensors, Resize], None] | None = None
     released: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -45,7 +49,8 @@ class Row:
 
 def tiny_kwargs(name: str) -> dict[str, Any]:
     """The arguments that make a small model of a registered name."""
-    return {**TINY, **row_of(name).tiny}
+    tiny = row_of(name).tiny
+    return {**(TINY_PYRAMID if "depths" in tiny else TINY), **tiny}
 
 
 def row_of(name: str) -> Row:
@@ -62,7 +67,8 @@ def norm(x: torch.Tensor, p: Tensors, name: str, eps: float = 1e-6) -> torch.Ten
 
 
 def linear(x: torch.Tensor, p: Tensors, name: str) -> torch.Tensor:
-    return torch.einsum("...c,dc->...d", x, p[f"{name}.weight"]) + p[f"{name}.bias"]
+    y = torch.einsum("...c,dc->...d", x, p[f"{name}.weight"])
+    return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -286,6 +292,10 @@ def gfnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     return x + linear(gelu(linear(norm(y, p, "norm2"), p, "mlp.fc1")), p, "mlp.fc2")
 
 
+def gfnet_h(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    return x + p["scale.gamma"] * (gfnet(p, x) - x)
+
+
 def frequencies_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     """The ends of the spectrum stay, and the rest is torch's bicubic between them."""
     k, grown = before["mixer.complex_weight"], after["mixer.complex_weight"]
@@ -438,6 +448,253 @@ def ff_only(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     channels = [norm(x[:, c], p, "norm2") for c in range(x.shape[1])]
     mixed = [linear(gelu(linear(channel, p, "mlp2.fc1")), p, "mlp2.fc2") for channel in channels]
     return x + torch.stack(mixed, 1)
+
+
+# -- pyramids ---------------------------------------------------------------------------------------------
+
+
+def fused(p: Tensors, branches: list[torch.Tensor]) -> torch.Tensor:
+    """The three branches, weighted for each channel by a softmax over them, and projected."""
+    mean = sum(branches).sum(dim=(0, 1)) / branches[0][..., 0].numel()
+    scores = linear(gelu(linear(mean, p, "mixer.reweight.mlp.fc1")), p, "mixer.reweight.mlp.fc2")
+    y = torch.zeros_like(branches[0])
+    for c in range(y.shape[-1]):
+        e = [torch.exp(scores[3 * c + i]) for i in range(3)]
+        y[..., c] = sum(e[i] * branches[i][..., c] for i in range(3)) / sum(e)
+    return linear(y, p, "mixer.proj")
+
+
+def batch_norm(x: torch.Tensor, p: Tensors, name: str, eps: float = 1e-5) -> torch.Tensor:
+    scale = p[f"{name}.weight"] / (p[f"{name}.running_var"] + eps).sqrt()
+    return (x - p[f"{name}.running_mean"]) * scale + p[f"{name}.bias"]
+
+
+def group_norm(x: torch.Tensor, p: Tensors, name: str, eps: float = 1e-5) -> torch.Tensor:
+    centred = x - x.sum() / x.numel()
+    return centred / ((centred**2).sum() / x.numel() + eps).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def depthwise(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    """(C, h, w) kernels, odd, over (H, W, C), zeros outside."""
+    y = torch.zeros_like(x)
+    rows, columns = kernel.shape[1] // 2, kernel.shape[2] // 2
+    for i, j in places(x):
+        for di in range(-rows, rows + 1):
+            for dj in range(-columns, columns + 1):
+                if 0 <= i + di < x.shape[0] and 0 <= j + dj < x.shape[1]:
+                    y[i, j] += kernel[:, di + rows, dj + columns] * x[i + di, j + dj]
+    return y
+
+
+def channel_mlp(x: torch.Tensor, p: Tensors, name: str = "mlp") -> torch.Tensor:
+    return linear(gelu(linear(x, p, f"{name}.fc1")), p, f"{name}.fc2")
+
+
+def normed_branches(
+    mixer: Callable[[Tensors, torch.Tensor], torch.Tensor],
+    norm_of: Callable[[torch.Tensor, Tensors, str], torch.Tensor],
+) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    """The equation of a MixMlpBlock with norms over channels."""
+
+    def equation(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        x = x + mixer(p, norm_of(x, p, "norm1.norm"))
+        return x + channel_mlp(norm_of(x, p, "norm2.norm"), p)
+
+    return equation
+
+
+def moved(x: torch.Tensor, axis: int, by: int, keep: bool = False) -> torch.Tensor:
+    """What lies `by` places further along an axis, one channel after the other; outside 0, or its own."""
+    y = x.clone() if keep else torch.zeros_like(x)
+    for place in places(x):
+        there = list(place)
+        there[axis] += by
+        if 0 <= there[axis] < x.shape[axis]:
+            y[place] = x[tuple(there)]
+    return y
+
+
+def s2mlpv2(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    branches = list(linear(x, p, "mixer.fc1").tensor_split(3, -1))
+    for k, axes in enumerate((1, 0), start=0):
+        quarters = branches[k].tensor_split(4, -1)
+        steps = [(axes, -1), (axes, 1), (1 - axes, -1), (1 - axes, 1)]
+        branches[k] = torch.cat(
+            [moved(q, axis, by, keep=True) for q, (axis, by) in zip(quarters, steps, strict=True)], -1
+        )
+    total = sum(sum(branches)[place] for place in places(x))
+    scores = p["mixer.split.mlp.fc2.weight"] @ gelu(p["mixer.split.mlp.fc1.weight"] @ total)
+    e = torch.exp(scores.reshape(3, -1))
+    return linear(sum(e[k] / e.sum(0) * branches[k] for k in range(3)), p, "mixer.fc2")
+
+
+def hire(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """Regions of 3 tokens, moved on by 2."""
+    region, step = 3, 2
+
+    def along(axis: int, name: str) -> torch.Tensor:
+        y, n = torch.zeros_like(x), x.shape[axis]
+        for other in range(x.shape[1 - axis]):
+            line = x.select(1 - axis, other)
+            for start in range(0, n, region):
+                tokens = [(k % n - step) % n for k in range(start, start + region)]
+                z = p[f"{name}.fc1.weight"] @ torch.cat([line[t] for t in tokens])
+                z = batch_norm(z, p, f"{name}.norm.norm").clamp(min=0)
+                z = p[f"{name}.fc2.weight"] @ z + p[f"{name}.fc2.bias"]
+                for k, part in enumerate(z.reshape(region, -1)):
+                    if start + k < n:  # what was put behind the end comes to nothing
+                        y.select(1 - axis, other)[tokens[k]] = part
+        return y
+
+    branches = [along(0, "mixer.mlp_h"), along(1, "mixer.mlp_w"), linear(x, p, "mixer.mlp_c")]
+    return fused(p, branches)
+
+
+def wave(wide: bool) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    def mixer(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        def one(name: str) -> torch.Tensor:
+            if wide:
+                t = depthwise(x, p[f"{name}.phase.weight"][:, 0])
+            else:
+                t = x @ p[f"{name}.phase.weight"][:, :, 0, 0].T + p[f"{name}.phase.bias"]
+            t = batch_norm(t, p, f"{name}.norm").clamp(min=0)
+            a = linear(x, p, f"{name}.fc")
+            pair = torch.cat([a * t.cos(), a * t.sin()], -1)
+            kernel = p[f"{name}.conv.weight"]
+            return depthwise(pair[..., 0::2], kernel[:, 0]) + depthwise(pair[..., 1::2], kernel[:, 1])
+
+        return fused(p, [one("mixer.wave_h"), one("mixer.wave_w"), linear(x, p, "mixer.fc_c")])
+
+    return mixer
+
+
+def as_mlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    z = gelu(group_norm(linear(x, p, "mixer.fc1"), p, "mixer.norm1.norm"))
+    size = -(-x.shape[-1] // 5)
+
+    def shifted(axis: int) -> torch.Tensor:
+        groups = [moved(z[..., g * size : (g + 1) * size], axis, 2 - g) for g in range(5)]
+        return torch.cat(groups, -1)
+
+    y = gelu(linear(shifted(1), p, "mixer.fc_w")) + gelu(linear(shifted(0), p, "mixer.fc_h"))
+    return linear(group_norm(y, p, "mixer.norm2.norm"), p, "mixer.fc2")
+
+
+def smlpnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    y = depthwise(gelu(batch_norm(x, p, "mixer.norm1")), p["mixer.conv.weight"][:, 0])
+    y = gelu(batch_norm(y, p, "mixer.norm2"))
+    rows, columns = torch.zeros_like(y), torch.zeros_like(y)
+    for i, j in places(y):
+        rows[i, j] = sum(p["mixer.height.weight"][i, k] * y[k, j] for k in range(y.shape[0]))
+        columns[i, j] = sum(p["mixer.width.weight"][j, k] * y[i, k] for k in range(y.shape[1]))
+    rows += p["mixer.height.bias"][:, None, None]
+    columns += p["mixer.width.bias"][None, :, None]
+    x = x + linear(torch.cat([y, columns, rows], -1), p, "mixer.fuse")
+    return x + channel_mlp(norm(x, p, "norm", 1e-5), p)
+
+
+def resized_axes(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """What the map over the rows makes of a resized column is, where the grid grows, its output resized."""
+    for name, axis in (("mixer.height", 0), ("mixer.width", 1)):
+        old, new = before[f"{name}.weight"], after[f"{name}.weight"]
+        across = {0: 6, 1: 8}[1 - axis]
+        column = torch.linspace(-1, 1, len(old), dtype=old.dtype).sin()
+
+        def grown(line: torch.Tensor, axis: int = axis, across: int = across) -> torch.Tensor:
+            maps = line.unsqueeze(1 - axis).expand((len(line), across) if axis == 0 else (across, len(line)))
+            wide = resize(maps.reshape(-1, 1)).reshape(10, 12)
+            return wide[:, 0] if axis == 0 else wide[0]
+
+        torch.testing.assert_close(new @ grown(column), grown(old @ column), atol=1e-10, rtol=0)
+        torch.testing.assert_close(after[f"{name}.bias"], grown(before[f"{name}.bias"]), atol=1e-10, rtol=0)
+
+
+def bottleneck(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for k in (1, 2, 3):
+        kernel, z = p[f"conv{k}.proj.weight"], 0
+        reach = kernel.shape[2] // 2
+        for di in range(-reach, reach + 1):
+            for dj in range(-reach, reach + 1):
+                z = z + moved(moved(y, 0, di), 1, dj) @ kernel[:, :, di + reach, dj + reach].T
+        y = batch_norm(z, p, f"conv{k}.norm.norm").clamp(min=0)
+    return x + y
+
+
+def raft(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """Two rafts."""
+
+    def mixed(y: torch.Tensor, axis: int, name: str) -> torch.Tensor:
+        z, half = torch.zeros_like(y), y.shape[-1] // 2
+        for other in range(y.shape[1 - axis]):
+            for c in range(half):
+                line = torch.cat([y.select(1 - axis, other)[:, raft * half + c] for raft in (0, 1)])
+                hidden = gelu(p[f"{name}.weight1"] @ line + p[f"{name}.bias1"])
+                out = p[f"{name}.weight2"] @ hidden + p[f"{name}.bias2"]
+                for raft, part in enumerate(out.reshape(2, -1)):
+                    z.select(1 - axis, other)[:, raft * half + c] = part
+        return z
+
+    x = x + mixed(norm(x, p, "norm1", 1e-5), 0, "columns")
+    x = x + mixed(norm(x, p, "norm2", 1e-5), 1, "rows")
+    return x + channel_mlp(norm(x, p, "norm3", 1e-5), p)
+
+
+def posmlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """Windows of 4 tokens, 2 groups."""
+    z = gelu(linear(norm(x, p, "norm"), p, "fc1"))
+    half = z.shape[-1] // 2
+    u, y = z[..., :half], torch.zeros_like(z[..., :half])
+    for i, j in places(x):
+        corner = i // 4 * 4, j // 4 * 4
+        window = [(corner[0] + a, corner[1] + b) for a in range(4) for b in range(4)]
+        for c in range(half):
+            m, s = p["pos.mixer.centers"][c % 2], p["pos.mixer.spreads"][c % 2]
+            scores = []
+            for a, b in window:
+                away = torch.tensor([a - i, b - j], dtype=x.dtype) - m
+                scores.append(-(away @ s @ s.T @ away) / 2)
+            weights = torch.stack(scores).softmax(0)
+            y[i, j, c] = sum(w * u[t][c] for w, t in zip(weights, window, strict=True))
+        y[i, j] += p["pos.mixer.bias"][window.index((i, j))]
+    return x + linear(y * z[..., half:], p, "fc2")
+
+
+def swin_mlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """Windows of 4 tokens, 2 heads, not shifted."""
+    w, bias = p["mixer.windows.mixer.weight"], p["mixer.windows.mixer.bias"]
+    y = torch.zeros_like(x)
+    for i, j in places(x):
+        corner = i // 4 * 4, j // 4 * 4
+        window = [(corner[0] + a, corner[1] + b) for a in range(4) for b in range(4)]
+        here = window.index((i, j))
+        for c in range(x.shape[-1]):
+            g = c // (x.shape[-1] // 2)
+            y[i, j, c] = sum(w[g, here, k] * x[t][c] for k, t in enumerate(window)) + bias[g, here]
+    return y
+
+
+def vip(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """Segments as many as rows and columns."""
+    side, _, dim = x.shape
+    width = dim // side
+    h, w = torch.zeros_like(x), torch.zeros_like(x)
+    for s in range(side):
+        channels = slice(s * width, (s + 1) * width)
+        for i, j in places(x):
+            column, row = x[:, j, channels].flatten(), x[i, :, channels].flatten()
+            numbers = slice(i * width, (i + 1) * width), slice(j * width, (j + 1) * width)
+            h[i, j, channels] = p["mixer.mlp_h.weight"][numbers[0]] @ column
+            w[i, j, channels] = p["mixer.mlp_w.weight"][numbers[1]] @ row
+    return fused(p, [h, w, linear(x, p, "mixer.mlp_c")])
+
+
+def cycle(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    def turned(axis: int) -> torch.Tensor:
+        return torch.stack([moved(x[..., c], axis, (0, 1, -1)[c % 3]) for c in range(x.shape[-1])], -1)
+
+    h, w = linear(turned(1), p, "mixer.sfc_h"), linear(turned(0), p, "mixer.sfc_w")
+    return fused(p, [h, w, linear(x, p, "mixer.mlp_c")])
 
 
 ROWS = [
@@ -647,6 +904,152 @@ ROWS = [
         resize="free",
         filters=set(),
     ),
+    Row(
+        names={"vip_s14": 29892904, "vip_s7": 25114984, "vip_m7": 55272488, "vip_l7": 87784936},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2), "segments": (8, 4)},
+        sizes=((32, 32), (64, 64)),
+        equation=two_branches(vip, eps=1e-5),
+        resize="fixed",
+        filters=set(),
+        released={"stages.0.blocks.0.mixer.mlp_h.weight": (192, 192)},
+    ),
+    Row(
+        names={
+            "cycle_b1": 15155400,
+            "cycle_b2": 26802504,
+            "cycle_b3": 38385720,
+            "cycle_b4": 51796552,
+            "cycle_b5": 75747280,
+        },
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2), "mlp_ratio": (4.0, 2.0)},
+        sizes=((24, 31), (33, 48)),
+        equation=two_branches(cycle, eps=1e-5),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"s2mlpv2_s7": 25113448, "s2mlpv2_m7": 55269864},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2)},
+        sizes=((24, 32), (32, 48)),
+        equation=two_branches(s2mlpv2, eps=1e-5),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"hire_t": 18041672, "hire_s": 33113848, "hire_b": 58226856, "hire_l": 95723944},
+        tiny={
+            "depths": (1, 2),
+            "embed_dims": (16, 24),
+            "strides": (4, 2),
+            "region": (3, 2),
+            "step": (2, (0, 1)),
+        },
+        sizes=((24, 31), (33, 48)),
+        equation=normed_branches(hire, batch_norm),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"wave_t_dw": 15286472},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2)},
+        sizes=((24, 31), (33, 48)),
+        equation=normed_branches(wave(wide=True), batch_norm),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"wave_t": 17193160},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2)},
+        sizes=((24, 31), (33, 48)),
+        equation=normed_branches(wave(wide=False), batch_norm),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"wave_s": 30708040, "wave_m": 44056632, "wave_b": 63586360},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2), "mlp_ratio": (4.0, 2.0)},
+        sizes=((24, 31), (33, 48)),
+        equation=normed_branches(wave(wide=False), group_norm),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"as_mlp_t": 28282696, "as_mlp_s": 49594696, "as_mlp_b": 87752808},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2)},
+        sizes=((24, 32), (32, 48)),
+        equation=normed_branches(as_mlp, group_norm),
+        resize="free",
+        filters=set(),
+    ),
+    Row(
+        names={"smlp_t": 24123584, "smlp_s": 48558136, "smlp_b": 65880408},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2)},
+        sizes=((24, 32), (40, 48)),
+        equation=smlpnet,
+        resize="resampled",
+        law=resized_axes,
+        filters={"token"},
+    ),
+    Row(
+        names={"raft_s": 9868768, "raft_m": 21413632, "raft_l": 36184672},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2)},
+        sizes=((24, 32), (32, 48)),
+        equation=raft,
+        resize="fixed",
+        filters=set(),
+    ),
+    Row(
+        names={"convmlp_s": 9022920, "convmlp_m": 17410504, "convmlp_l": 42728440},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (4, 2), "mlp_ratio": (2.0, 2.0)},
+        sizes=((24, 31), (33, 48)),
+        equation=bottleneck,
+        resize="free",
+        filters={"kernel"},
+    ),
+    Row(
+        names={"posmlp_t": 20925538, "posmlp_s": 36816450},
+        tiny={
+            "depths": (1, 2),
+            "embed_dims": (16, 32),
+            "strides": (4, 2),
+            "window": (4, 2),
+            "groups": (2, 4),
+            "mlp_ratio": (4.0, 2.0),
+        },
+        sizes=((16, 32), (32, 48)),
+        equation=posmlp,
+        resize="free",
+        filters={"token"},
+    ),
+    Row(
+        names={
+            "swin_mlp_t_c24": 20386632,
+            "swin_mlp_t_c12": 21152072,
+            "swin_mlp_t_c6": 22682952,
+            "swin_mlp_b": 60659416,
+        },
+        tiny={
+            "depths": (1, 2),
+            "embed_dims": (16, 24),
+            "strides": (4, 2),
+            "window": (4, 2),
+            "heads": (2, 4),
+            "shifted": (False, (False, True)),
+        },
+        sizes=((16, 32), (32, 48)),
+        equation=two_branches(swin_mlp, eps=1e-5),
+        resize="free",
+        filters={"token"},
+    ),
+    Row(
+        names={"gfnet_h_ti": 15085096, "gfnet_h_s": 32162632, "gfnet_h_b": 53744200},
+        tiny={"depths": (1, 2), "embed_dims": (16, 24), "strides": (8, 1)},
+        equation=gfnet_h,
+        resize="resampled",
+        law=frequencies_law,
+        filters={"kernel"},
+    ),
 ]
 
-CONTRACT_NAMES = [str(row) for row in ROWS]
+ISOTROPIC_NAMES = [str(row) for row in ROWS if "depths" not in row.tiny]
+PYRAMID_NAMES = [str(row) for row in ROWS if "depths" in row.tiny]

@@ -1,12 +1,14 @@
 """What families there are, and what each says of itself.
 
 A family is a module of gmlp_vision.models. By convention it may hold `SIZES`, the arguments of each name;
+`TOP1`, the published top-1 on ImageNet-1k of each name with released weights, in %, its source beside it;
 `LAYOUTS`, other implementations' names for its tensors; and `sizes_of(state_dict)`, the arguments of a model
 whose tensors these are, or None. A module with `NAMES` speaks for models that it did not register, and with
 `MODEL` for their class, where the entrypoints take no sizes.
 """
 
 import math
+import re
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -145,6 +147,37 @@ def block_sizes(state_dict: Tensors, widening: str, dim: int) -> dict[str, Any] 
         "mlp_ratio": ratio_of(len(wide), dim),
     }
     return sizes if "norm.weight" in state_dict else {**sizes, "final_norm": False}
+
+
+def pyramid_sizes(state_dict: Tensors, widening: str) -> dict[str, Any] | None:
+    """Depths, widths and MLP ratios of a model on the pyramid trunk, for a family's `sizes_of`.
+
+    Args:
+        state_dict: In our names.
+        widening: The weight (E, D) of a block's widening projection, by its name in the block.
+
+    Returns:
+        None if the tensors are not those of such a model.
+    """
+    depths: dict[int, set[int]] = {}
+    for name in state_dict:
+        if match := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", name):
+            depths.setdefault(int(match[1]), set()).add(int(match[2]))
+    shapes = []
+    for stage in range(len(depths)):
+        wide = state_dict.get(f"stages.{stage}.blocks.0.{widening}")
+        if wide is None or wide.ndim != 2 or min(wide.shape) < 1:
+            return None
+        shapes.append(wide.shape)
+    if not shapes:
+        return None
+    final_norm = {} if any(name.startswith("norm.") for name in state_dict) else {"final_norm": False}
+    return {
+        "depths": [len(depths[stage]) for stage in range(len(depths))],
+        "embed_dims": [dim for _, dim in shapes],
+        "mlp_ratio": [ratio_of(hidden, dim) for hidden, dim in shapes],
+        **final_norm,
+    }
 
 
 def anchors() -> set[str]:

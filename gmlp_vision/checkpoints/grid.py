@@ -92,7 +92,11 @@ def source_size(
             grids: Mapping[str, Grid] = model.grids(image, stem.patch_size)
         except ValueError:  # no image of this model
             return None
-        return grids if _fit(tensors, rules, grids) else None
+        if not _fit(tensors, rules, grids):
+            return None
+        # a tensor that is alike on every grid and goes to no other can only be of the model's own
+        bound = {layer for layer, rule in rules.values() if rule.refusal and not rule.leading((1, 1))}
+        return grids if all(grids[layer] == layers[layer].grid_size for layer in bound) else None
 
     for told in _told(tensors, rules):
         grids = at(_pixels(told, stem.reduction))

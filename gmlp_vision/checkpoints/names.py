@@ -6,7 +6,7 @@ differs, such as a norm's eps, are the layout's settings.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.norm import OverChannels
 
 State = dict[str, torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
@@ -153,6 +154,38 @@ def unflatten_patches(weight: torch.Tensor, target: Target) -> torch.Tensor:
         + (f"a patch of {patch[0]} x {patch[1]}" if patch else "a square patch of 3 channels")
         + ": convert the file and say the patch, `gmlp-vision convert IN OUT --patch-size H W`"
     )
+
+
+def network_rows(model: Any, parts: Callable[[int], Iterable[Row]]) -> Iterator[Row]:
+    """The pairs of a pyramid whose stages and downsamplings others number in one list, `network`.
+
+    Args:
+        model: A pyramid, by whose stages the numbers are told.
+        parts: From the number of a stage to the pairs of its blocks' modules.
+    """
+    number = 0
+    for s, stage in enumerate(model.stages):
+        for name, child in stage.downsample.named_children():
+            yield Row(over_channels(f"stages.{s}.downsample.{name}", child), f"network.{number}.{name}")
+        number += not isinstance(stage.downsample, nn.Identity)
+        for ours, theirs, there, back in parts(s):
+            yield Row(f"stages.{s}.blocks.{{j}}.{ours}", f"network.{number}.{{j}}.{theirs}", there, back)
+        number += 1
+
+
+def over_channels(name: str, module: nn.Module) -> str:
+    """The name of a norm, or of what a norm over channels holds: others have that one bare."""
+    return f"{name}.norm" if isinstance(module, OverChannels) else name
+
+
+def as_kernel(tensor: torch.Tensor) -> torch.Tensor:
+    """The matrix of a linear layer as the kernel of a 1 x 1 convolution; a bias as it is."""
+    return tensor[:, :, None, None] if tensor.ndim == 2 else tensor
+
+
+def as_matrix(tensor: torch.Tensor, target: Target) -> torch.Tensor:
+    """The reverse of `as_kernel`."""
+    return tensor.flatten(1) if tensor.ndim == 4 and tensor.shape[2:] == (1, 1) else tensor
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -61,4 +61,4 @@ def _of_the_kind(value: Any, own: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value  # as JSON has it
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value  # as JSON has it

@@ -11,6 +11,7 @@ from torch import nn
 
 from gmlp_vision.layers.observed import is_observed
 from gmlp_vision.layers.resample import Grid, Rule
+from gmlp_vision.layers.windows import Windows
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -128,8 +129,13 @@ class GridTied(nn.Module):
 
 
 def tied_layers(model: nn.Module) -> dict[str, GridTied]:
-    """The layers of a model that belong to a grid, by their names."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, GridTied)}
+    """The layers of a model that belong to the grid of its tokens, by their names; none within windows."""
+    inside = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, Windows))
+    return {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, GridTied) and not name.startswith(inside)
+    }
 
 
 def any_size(model: nn.Module) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from gmlp_vision.layers.resample import Grid
 
 
 class MixMlpBlock(nn.Module):
-    """``X = X + mix(LN(X))``, then ``X = X + MLP(LN(X))``, the MLP two linear layers with GELU between.
+    """``X = X + mix(norm(X))``, then ``X = X + MLP(norm(X))``, the MLP two linear layers with GELU between.
 
     Args:
         dim: D.
@@ -23,7 +23,8 @@ class MixMlpBlock(nn.Module):
         mlp_ratio: The hidden width of the MLP, as a multiple of D.
         proj_drop_rate: Dropout in the MLP, after GELU and at its end, in [0, 1].
         drop_path: Probability that a sample skips a branch, in [0, 1).
-        norm_eps: eps of both LayerNorms.
+        norm: Makes a norm of (B, H, W, D), from D, eps, device and dtype.
+        norm_eps: eps of both norms.
         device, dtype: of the parameters.
         own: What the mixer takes beside these.
 
@@ -43,6 +44,7 @@ class MixMlpBlock(nn.Module):
         mlp_ratio: float = 4.0,
         proj_drop_rate: float = 0.0,
         drop_path: float = 0.0,
+        norm: Callable[..., nn.Module] = nn.LayerNorm,
         norm_eps: float = 1e-6,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -50,9 +52,9 @@ class MixMlpBlock(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
+        self.norm1 = norm(dim, eps=norm_eps, **dd)
         self.mixer = mixer(dim, grid_size, **dd, **own)
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
+        self.norm2 = norm(dim, eps=norm_eps, **dd)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop_rate, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()  # each call draws anew
 

@@ -154,15 +154,14 @@ def map_tokens_by_group(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
 def gaussian_matrix(centers: torch.Tensor, spreads: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """W, (N, N, G) in float32 or above, of centers (G, 2) and spreads (G, 2, 2)."""
     centers, spreads = at_least_float32(centers), at_least_float32(spreads)
-    rows = torch.arange(height, device=centers.device, dtype=centers.dtype)
-    columns = torch.arange(width, device=centers.device, dtype=centers.dtype)
-    down = (rows - rows.unsqueeze(1)).unsqueeze(1).unsqueeze(3).expand(-1, width, -1, width)
-    right = (columns - columns.unsqueeze(1)).unsqueeze(1).expand(height, -1, height, -1)
-    offsets = torch.stack([down, right], dim=-1).flatten(2, 3).flatten(0, 1)  # (N, N, 2)
+    # W knows offsets only: a table of them first, (2 H - 1, 2 W - 1, G), the centre one's own place
+    down = torch.arange(1 - height, height, device=centers.device, dtype=centers.dtype)
+    right = torch.arange(1 - width, width, device=centers.device, dtype=centers.dtype)
+    away_down = down.unsqueeze(1).unsqueeze(2) - centers[:, 0]
+    away_right = right.unsqueeze(1) - centers[:, 1]
     # -1/2 |(d - m) S|^2: as a sum of squares it cannot become positive
-    away = offsets.unsqueeze(2) - centers
-    stretched = (away.unsqueeze(-1) * spreads).sum(-2)
-    return (-0.5 * stretched.square().sum(-1)).softmax(1)
+    stretched = away_down.unsqueeze(-1) * spreads[:, 0] + away_right.unsqueeze(-1) * spreads[:, 1]
+    return toeplitz_matrix(-0.5 * stretched.square().sum(-1), height, width).softmax(1)
 
 
 def by_group(w: torch.Tensor, bias: torch.Tensor, init_std: float, note: str) -> list[Operator]:

@@ -151,6 +151,24 @@ TOKEN_MAP = Rule(resample_map, lambda grid: (grid[0] * grid[1],))
 OFFSETS = Rule(crop_or_pad_offsets, offsets_of, grid_of=grid_of_offsets)
 
 
+def of_axis(axis: int, operator: bool) -> Rule:
+    """The law of OPERATOR, or of TOKEN_MAP, along one axis of the grid alone.
+
+    Args:
+        axis: 0 for the height, 1 for the width.
+        operator: Whether the tensor is a map (n, n) over the n rows or columns; else it is (n, ...), what
+            belongs to each.
+    """
+
+    def carry(tensor: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
+        check_grids(old_grid, new_grid)
+        r, s = axis_matrices(old_grid[axis], new_grid[axis], tensor.device)
+        carried = torch.tensordot(r, tensor.double(), dims=1)
+        return (carried @ s if operator else carried).to(tensor.dtype)
+
+    return Rule(carry, lambda grid: (grid[axis],) * (2 if operator else 1))
+
+
 @torch.compiler.assume_constant_result  # a compiled model then holds them; it need not make them in each call
 def axis_matrices(old: int, new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """R (new, old) and S (old, new) of one axis, in float64; both keep a constant map as it is.

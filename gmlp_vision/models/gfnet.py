@@ -17,27 +17,33 @@ grid it goes as the authors take it for fine-tuning: each part by a bicubic resi
 by one without, neither antialiased. A wave then keeps about its length in tokens, not in the picture, so the
 law of the other families does not hold.
 
+GFNet-H is the pyramid: four stages of such blocks, P behind the stem alone, and a learned scale a channel on
+each branch.
+
 Linear layers start as in the other families here, not normal with std 0.02.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath, LayerScale, Mlp
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
-from gmlp_vision.checkpoints.families import isotropic_sizes
-from gmlp_vision.checkpoints.names import Layout, Row
+from gmlp_vision.checkpoints.families import isotropic_sizes, pyramid_sizes
+from gmlp_vision.checkpoints.names import Layout, Row, Target
 from gmlp_vision.layers.ask import Operator
+from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.fourier import filter_frequencies
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.position import PositionTable
 from gmlp_vision.layers.precision import at_least_float32
 from gmlp_vision.layers.resample import Grid, Rule, check_grids
-from gmlp_vision.trunks import Isotropic, cfg, create
+from gmlp_vision.trunks import Isotropic, Pyramid, cfg, create
+from gmlp_vision.trunks.checks import pixels
 
 torch.fx.wrap("filter_frequencies")
 
@@ -165,6 +171,22 @@ class GFNetBlock(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(self.mixer(self.norm1(x)))))
 
 
+class GFNetScaledBlock(GFNetBlock):
+    """``X + g * MLP(LN(filter(LN(X))))``, g one learned number a channel.
+
+    Args:
+        dim, grid_size, kwargs: As GFNetBlock.
+        init_values: All of g at the start.
+    """
+
+    def __init__(self, dim: int, grid_size: Grid, init_values: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(dim, grid_size, **kwargs)
+        self.scale = LayerScale(dim, init_values, device=kwargs.get("device"), dtype=kwargs.get("dtype"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop_path(self.scale(self.mlp(self.norm2(self.mixer(self.norm1(x))))))
+
+
 class ReleasedPositions(PositionTable):
     """A PositionTable that goes to another grid as the authors take theirs."""
 
@@ -185,25 +207,86 @@ class GFNet(Isotropic):
         super().__init__(GFNetBlock, **{**SIZES["gfnet_s"], "pos_embed": True, **kwargs})
 
 
-# Table 1 of the paper
+class PositionedPatches(ConvEmbed):
+    """Patches side by side, and what tells them apart.
+
+    Args:
+        grid_size: (H, W) of the patches.
+        kwargs: Those of ConvEmbed.
+
+    Shape: (B, height, width, C) -> (B, H, W, D).
+    """
+
+    def __init__(self, in_chans: int, dim: int, *, grid_size: Grid, **kwargs: Any) -> None:
+        super().__init__(in_chans, dim, **kwargs)
+        dd = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
+        self.pos_embed = ReleasedPositions(grid_size, dim, **dd)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pos_embed(super().forward(x))
+
+
+class GFNetH(Pyramid):
+    """GFNet-H: patches, position table, four stages, final norm, mean pool, linear head.
+
+    Args:
+        kwargs: Those of Pyramid, and of GFNetScaledBlock `mlp_ratio`, `proj_drop_rate` and `init_values`;
+            those of GFNet-H-Ti by default.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        args = {**SIZES["gfnet_h_ti"], "norm_eps": 1e-6, **kwargs}
+        height, width = pixels("img_size", args.get("img_size", 224))
+        stride = args.get("strides", (4,))[0]
+        stem = partial(PositionedPatches, grid_size=(height // stride, width // stride))
+        super().__init__(GFNetScaledBlock, stem=stem, downsample=ConvEmbed, **args)
+
+
+NARROW, WIDE = (64, 128, 256, 512), (96, 192, 384, 768)
+
+# Tables 1 and 2 of the paper, and the released code for the scales
 SIZES: dict[str, dict[str, Any]] = {
     "gfnet_ti": {"patch_size": 16, "depth": 12, "embed_dim": 256, "mlp_ratio": 4.0},
     "gfnet_xs": {"patch_size": 16, "depth": 12, "embed_dim": 384, "mlp_ratio": 4.0},
     "gfnet_s": {"patch_size": 16, "depth": 19, "embed_dim": 384, "mlp_ratio": 4.0},
     "gfnet_b": {"patch_size": 16, "depth": 19, "embed_dim": 512, "mlp_ratio": 4.0},
+    "gfnet_h_ti": {"depths": (3, 3, 10, 3), "embed_dims": NARROW, "mlp_ratio": 4.0, "init_values": 1e-3},
+    "gfnet_h_s": {"depths": (3, 3, 10, 3), "embed_dims": WIDE, "mlp_ratio": 4.0, "init_values": 1e-5},
+    "gfnet_h_b": {"depths": (3, 3, 27, 3), "embed_dims": WIDE, "mlp_ratio": 4.0, "init_values": 1e-6},
+}
+
+# README of the released code
+TOP1 = {
+    "gfnet_ti": 74.6,
+    "gfnet_xs": 78.6,
+    "gfnet_s": 80.0,
+    "gfnet_b": 80.7,
+    "gfnet_h_ti": 80.1,
+    "gfnet_h_s": 81.5,
+    "gfnet_h_b": 82.9,
 }
 
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the GFNet that has these tensors; None if they are not those of one."""
+    if "stages.0.blocks.0.scale.gamma" in state_dict and "stem.pos_embed.weight" in state_dict:
+        return pyramid_sizes(state_dict, "mlp.fc1.weight")
     if "blocks.0.mixer.complex_weight" not in state_dict or "pos_embed.weight" not in state_dict:
         return None
     return isotropic_sizes(state_dict, "mlp.fc1.weight")
 
 
 def released_cannot(model: Any) -> list[str]:
-    squares = all(len(set(size)) == 1 for size in (model.stem.img_size, model.stem.patch_size))
+    squares = all(len(set(size)) == 1 for size in model.sizes(None, None))
     return [] if squares else ["image and patch are square there, and not here"]
+
+
+def _add_axis(table: torch.Tensor) -> torch.Tensor:
+    return table.unsqueeze(0)
+
+
+def _drop_axis(table: torch.Tensor, target: Target) -> torch.Tensor:
+    return table.squeeze(0)
 
 
 LAYOUTS = {
@@ -212,14 +295,26 @@ LAYOUTS = {
         rows=(
             Row("stem.proj", "patch_embed.proj"),
             Row("blocks.{i}.mixer", "blocks.{i}.filter"),
-            Row(
-                "pos_embed.weight",
-                "pos_embed",
-                lambda table: table.unsqueeze(0),
-                lambda table, target: table.squeeze(0),
-            ),
+            Row("pos_embed.weight", "pos_embed", _add_axis, _drop_axis),
         ),
         marks=("patch_embed.proj.weight", "blocks.0.filter.complex_weight"),
+        settings={"norm_eps": 1e-6, "final_norm": True},
+        cannot=released_cannot,
+    ),
+    # GFNet-H of the same; a downsampling stands there among the patch embeddings
+    "raoyongming-h": Layout(
+        rows=(
+            Row("stem.proj", "patch_embed.0.proj"),
+            Row("stem.pos_embed.weight", "pos_embed", _add_axis, _drop_axis),
+            Row("stages.{i}.downsample.proj", "patch_embed.{i}.proj"),
+            Row("stages.{i}.blocks.{j}.scale.gamma", "blocks.{i}.{j}.gamma"),
+            Row("stages.{i}.blocks.{j}.mixer", "blocks.{i}.{j}.filter"),
+            *(
+                Row(f"stages.{{i}}.blocks.{{j}}.{part}", f"blocks.{{i}}.{{j}}.{part}")
+                for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")
+            ),
+        ),
+        marks=("patch_embed.0.proj.weight", "blocks.0.0.filter.complex_weight"),
         settings={"norm_eps": 1e-6, "final_norm": True},
         cannot=released_cannot,
     ),
@@ -242,6 +337,9 @@ FILES = {
     "gfnet_xs": "1paf9gQWdsLXrG58R77yJ3U0FiNINg9xN",
     "gfnet_s": "18aRey_1abWNMmSL7TZQ4WxpplLRCDGEl",
     "gfnet_b": "1OncnXYAXpdjZBq4JK5Y3xacIHOIMePQo",
+    "gfnet_h_ti": "1Nrq5sfHD9RklCMl6WkcVrAWI5vSVzwSm",
+    "gfnet_h_s": "1w4d7o1LTBjmSkb5NKzgXBBiwdBOlwiie",
+    "gfnet_h_b": "1F900_-yPH7GFYfTt60xn4tu5a926DYL0",
 }
 
 default_cfgs = generate_default_cfgs(
@@ -274,3 +372,21 @@ def gfnet_s(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 def gfnet_b(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """GFNet-B: 43.12 M parameters, 224 px, patch 16."""
     return create("gfnet_b", GFNet, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gfnet_h_ti(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """GFNet-H-Ti: 15.09 M parameters, 224 px."""
+    return create("gfnet_h_ti", GFNetH, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gfnet_h_s(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """GFNet-H-S: 32.16 M parameters, 224 px."""
+    return create("gfnet_h_s", GFNetH, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gfnet_h_b(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """GFNet-H-B: 53.74 M parameters, 224 px."""
+    return create("gfnet_h_b", GFNetH, SIZES, pretrained, **kwargs)

@@ -31,7 +31,7 @@ from torch import nn
 from gmlp_vision.checkpoints.families import isotropic_sizes
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.resample import Grid
-from gmlp_vision.layers.shift import shift_by_one
+from gmlp_vision.layers.shift import shift_four_ways
 from gmlp_vision.trunks import Isotropic, cfg, create
 
 SOURCE = "A reading of the paper; no weights and no code were published."
@@ -72,18 +72,6 @@ class SpatialShift(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc2(shift_four_ways(self.act(self.fc1(x))))
-
-
-def shift_four_ways(x: torch.Tensor) -> torch.Tensor:
-    """The quarters of the channels of (B, H, W, D), moved by one token right, left, down and up."""
-    right, left, down, up = x.chunk(4, dim=-1)
-    moved = [
-        shift_by_one(right, 2, forward=True),
-        shift_by_one(left, 2, forward=False),
-        shift_by_one(down, 1, forward=True),
-        shift_by_one(up, 1, forward=False),
-    ]
-    return torch.cat(moved, dim=-1)
 
 
 class S2Mlp(Isotropic):

@@ -2,6 +2,7 @@
 
 from gmlp_vision.trunks.create import cfg, create
 from gmlp_vision.trunks.isotropic import Isotropic
+from gmlp_vision.trunks.pyramid import Pyramid
 from gmlp_vision.trunks.trunk import Trunk
 
-__all__ = ["Isotropic", "Trunk", "cfg", "create"]
+__all__ = ["Isotropic", "Pyramid", "Trunk", "cfg", "create"]

@@ -15,7 +15,7 @@ def check_divides(img_size: Any, patch_size: Any) -> tuple[Pair, Pair]:
     Raises:
         ValueError: It does not, or one of them is no size.
     """
-    sizes, patches = _pixels("img_size", img_size), _pixels("patch_size", patch_size)
+    sizes, patches = pixels("img_size", img_size), pixels("patch_size", patch_size)
     for axis, size, patch in zip(("height", "width"), sizes, patches, strict=True):
         if size < 1 or patch < 1 or size % patch:
             raise ValueError(
@@ -25,7 +25,12 @@ def check_divides(img_size: Any, patch_size: Any) -> tuple[Pair, Pair]:
     return sizes, patches
 
 
-def _pixels(name: str, size: Any) -> Pair:
+def pixels(name: str, size: Any) -> Pair:
+    """A size as (height, width).
+
+    Raises:
+        ValueError: It is none.
+    """
     pair = tuple(size) if isinstance(size, Iterable) and not isinstance(size, str) else (size, size)
     if len(pair) != 2 or not all(_is_whole(x) for x in pair):
         raise ValueError(
@@ -86,6 +91,29 @@ def check_image(
         raise ValueError(
             f"the image is {height} x {width} pixels (height x width), which a patch of "
             f"{patch_size[0]} x {patch_size[1]} does not divide: resize or pad the image to a multiple of it"
+        )
+
+
+def check_pyramid_image(
+    x: torch.Tensor, img_size: tuple[int, int], step: tuple[int, int], fixed_size: bool
+) -> None:
+    """Refuses images of another size than `img_size`; if it is not fixed, those that leave a rest."""
+    height, width = x.shape[-2], x.shape[-1]
+    if fixed_size and (height != img_size[0] or width != img_size[1]):
+        raise ValueError(
+            f"the image is {height} x {width} pixels (height x width) but this model was made for "
+            f"{img_size[0]} x {img_size[1]}: resize the image, or create the model with "
+            f"img_size=({height}, {width}) or, if it is of a family that can, with dynamic_img_size=True"
+        )
+    check_steps(height, width, step)
+
+
+def check_steps(height: int, width: int, step: tuple[int, int]) -> None:
+    """Refuses an image of a size, in pixels, that would leave a rest in some stage of a pyramid."""
+    if height < 1 or width < 1 or height % step[0] != 0 or width % step[1] != 0:
+        raise ValueError(
+            f"the image is {height} x {width} pixels (height x width), and this model takes multiples of "
+            f"{step[0]} x {step[1]}: resize or pad the image to one"
         )
 
 

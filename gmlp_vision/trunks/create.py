@@ -13,7 +13,7 @@ from gmlp_vision.trunks.trunk import Trunk
 
 
 def cfg(**kwargs: Any) -> dict[str, Any]:
-    """An entry of a family's `default_cfgs`, for an isotropic model at 224 px unless told otherwise."""
+    """An entry of a family's `default_cfgs`, for a model at 224 px unless told otherwise."""
     return {
         "num_classes": 1000,
         "input_size": (3, 224, 224),
@@ -48,7 +48,9 @@ def create(
     Raises:
         CheckpointError: The weights cannot be had, or do not fit.
     """
-    out_indices = kwargs.pop("out_indices", 3)
+    # the last three blocks of an isotropic model, all stages of a pyramid
+    stages = {**sizes[variant], **kwargs}.get("depths")
+    out_indices = kwargs.pop("out_indices", len(stages) if stages else 3)
     # A model of varying size is made at one size too, and timm reads that off the cfg only where it is fixed.
     # The cfg may come from the folder of a model of the other kind.
     overlay = {**(kwargs.pop("pretrained_cfg_overlay", None) or {}), "fixed_input_size": True}

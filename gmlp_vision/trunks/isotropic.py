@@ -5,17 +5,18 @@ Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, D wid
 
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
-from timm.layers import PatchEmbed, calculate_drop_path_rates
+from timm.layers import PatchEmbed
 from torch import nn
 
 from gmlp_vision.layers.grid_tied import GridTied, tied_layers
 from gmlp_vision.layers.position import ClassToken, PositionTable
 from gmlp_vision.layers.resample import Grid
-from gmlp_vision.trunks.checks import check_batch, check_count, check_divides, check_image, check_rate
+from gmlp_vision.trunks.block_args import default_args, drop_path_rates, shown_or_forgotten
+from gmlp_vision.trunks.checks import check_batch, check_count, check_divides, check_image
+from gmlp_vision.trunks.recompute import run_block, run_blocks
 from gmlp_vision.trunks.trunk import Trunk
 
 # Under torch.fx a check is one call in the graph: traced, its `if` would be on a symbolic shape.
@@ -123,7 +124,7 @@ class Isotropic(Trunk):
         grid_size = self.stem.grid_size
         self.pos_embed = self.POSITIONS(grid_size, embed_dim, **dd) if pos_embed else nn.Identity()
         self.cls_token = ClassToken(embed_dim, **dd) if class_token else nn.Identity()
-        rates = drop_path_rates(drop_path_rate, depth, drop_path_rule)
+        (rates,) = drop_path_rates(drop_path_rate, [depth], drop_path_rule)
         self.blocks = nn.Sequential(
             *(block(embed_dim, grid_size, drop_path=rate, norm_eps=norm_eps, **dd, **own) for rate in rates)
         )
@@ -156,11 +157,11 @@ class Isotropic(Trunk):
         if torch.jit.is_scripting():  # noqa: SIM108  TorchScript knows it in this form only
             x = self.blocks(x)
         else:
-            x = self.run_blocks(self.blocks, x)
+            x = run_blocks(self.blocks, x, self.checkpointing)
         return x
 
     def run_step(self, step: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return self.run_block(step, x)
+        return run_block(step, x, self.checkpointing)
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:
         """Normalised tokens: (B, N, D), or (B, 1 + N, D) with a class token."""
@@ -185,9 +186,8 @@ class Isotropic(Trunk):
             **own,
         }
 
-    def pruned_args(self, prune_norm: bool) -> dict[str, Any]:
-        args: dict[str, Any] = {"depth": len(self.blocks)}
-        return {**args, "final_norm": False} if prune_norm else args
+    def keep_steps(self, count: int) -> dict[str, Any]:
+        return {**super().keep_steps(count), "depth": count}
 
     def sizes(
         self, img_size: int | tuple[int, int] | None, patch_size: int | tuple[int, int] | None
@@ -214,33 +214,3 @@ class Isotropic(Trunk):
             "stem": r"^(?:stem|pos_embed|cls_token)",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
-
-
-def shown_or_forgotten(argument: str) -> bool:
-    """Whether shapes show an argument of a block, or training alone asks for it."""
-    return argument == "mlp_ratio" or argument.endswith("_rate") or argument.startswith("init_")
-
-
-def default_args(block: Callable[..., nn.Module]) -> dict[str, Any]:
-    """The defaults of what a class of blocks takes beside what the trunk gives to every class.
-
-    And of the class that it takes for a part, such as the mixer of a MixMlpBlock.
-    """
-    given = {"drop_path", "norm_eps", "device", "dtype"}
-    own = {
-        name: parameter.default
-        for name, parameter in signature(block).parameters.items()
-        if name not in given and parameter.default is not parameter.empty
-    }
-    parts = [default_args(value) for value in own.values() if isinstance(value, type)]
-    return {**{name: value for part in parts for name, value in part.items()}, **own}
-
-
-def drop_path_rates(rate: float, depth: int, rule: str) -> list[float]:
-    """The drop-path rate of each block. Papers give one rate and often no rule (gMLP: Table 1)."""
-    check_rate("drop_path_rate", rate)
-    if rule == "linear":
-        return cast("list[float]", calculate_drop_path_rates(rate, depth))  # one list, for one depth
-    if rule == "constant":
-        return [rate] * depth
-    raise ValueError(f"drop_path_rule is {rule!r}; expected 'linear' or 'constant'")

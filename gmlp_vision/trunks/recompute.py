@@ -1,4 +1,4 @@
-"""Activation checkpointing: what a block keeps for the backward pass, and what is then computed again."""
+"""Running blocks, and activation checkpointing: what they keep for the backward pass, what is done again."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,12 +11,32 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from gmlp_vision.trunks.run_block import choose
+from gmlp_vision.trunks.run_block import choose, is_watched
 
 # What a linear layer is below autograd: with a bias, and without one.
 LINEAR = {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+def run_blocks(blocks: Any, x: torch.Tensor, checkpointing: str) -> torch.Tensor:
+    """A row of blocks: one by one, or as the module that holds them where anybody watches that.
+
+    Args:
+        blocks: The nn.Sequential that holds them.
+        x: Tokens.
+        checkpointing: 'selective', 'block', or '' to keep everything.
+    """
+    if not checkpointing and is_watched(blocks, x):
+        return blocks(x)
+    for block in blocks:
+        x = run_block(block, x, checkpointing)
+    return x
+
+
+def run_block(block: nn.Module, x: torch.Tensor, checkpointing: str) -> torch.Tensor:
+    """The only place that calls a block; arguments as `run_blocks`."""
+    return recompute(block, x, checkpointing) if checkpointing else choose(block, x)(x)
 
 
 def recompute(block: nn.Module, x: torch.Tensor, mode: str) -> torch.Tensor:

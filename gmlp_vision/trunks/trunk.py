@@ -19,11 +19,11 @@ from timm.models._input import update_model_args, update_model_input_size
 from torch import nn
 
 from gmlp_vision.layers.grid_tied import any_size, carry, tied_layers
+from gmlp_vision.layers.position import ClassToken, PositionTable
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks.checks import check_count, check_pool, check_rate
 from gmlp_vision.trunks.init import init_layer
-from gmlp_vision.trunks.recompute import check_mode, recompute
-from gmlp_vision.trunks.run_block import choose, is_watched
+from gmlp_vision.trunks.recompute import check_mode
 
 OUTPUT_FORMATS = ("NCHW", "NHWC", "NLC")
 
@@ -86,7 +86,7 @@ class Trunk(nn.Module):
         self.num_features = self.head_hidden_size = num_features
         self.num_prefix_tokens = num_prefix_tokens
         self.grad_checkpointing = False
-        self.checkpointing_mode = "selective"
+        self.checkpointing = ""  # its mode, or '' where activations are kept
         self.drop_rate = drop_rate
 
     def finish_building(self, device: Any, dtype: Any) -> None:
@@ -111,7 +111,7 @@ class Trunk(nn.Module):
         raise NotImplementedError
 
     def forward_steps(self, x: torch.Tensor) -> torch.Tensor:
-        """The tokens through all steps, by `run_step`; in TorchScript by the modules themselves."""
+        """The tokens through all steps; in TorchScript by the modules themselves."""
         raise NotImplementedError
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:
@@ -123,8 +123,19 @@ class Trunk(nn.Module):
         raise NotImplementedError
 
     def run_step(self, step: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """One step. A stage passes its blocks through `run_block`."""
+        """One step. Blocks are called by trunks/recompute.py's `run_block` alone."""
         raise NotImplementedError
+
+    def norm_fits(self, step: int) -> bool:
+        """Whether the final norm, and so pooling and head, can take the output of this step."""
+        return True
+
+    def keep_steps(self, count: int) -> dict[str, Any]:
+        """Drops the steps behind the first `count`; returns the constructor's arguments that say so."""
+        steps: Any = self.get_submodule(self.STEPS)
+        setattr(self, self.STEPS, steps[:count])
+        self.feature_info = self.feature_info[:count]
+        return {}
 
     def grids(self, img_size: tuple[int, int], patch_size: tuple[int, int] | None = None) -> dict[str, Grid]:
         """The grid, in tokens, of every layer that belongs to one, by its name, for an image of this size.
@@ -178,20 +189,6 @@ class Trunk(nn.Module):
         """(B, in_chans, height, width) image to (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x))
 
-    def run_block(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """The only place that calls a block."""
-        if self.grad_checkpointing:
-            return recompute(block, x, self.checkpointing_mode)
-        return choose(block, x)(x)
-
-    def run_blocks(self, blocks: Any, x: torch.Tensor) -> torch.Tensor:
-        """A row of blocks: one by one, or as the module that holds them where anybody watches that."""
-        if not self.grad_checkpointing and is_watched(blocks, x):
-            return blocks(x)
-        for block in blocks:
-            x = self.run_block(block, x)
-        return x
-
     # -- features -----------------------------------------------------------------------------------------
 
     def forward_intermediates(
@@ -209,7 +206,7 @@ class Trunk(nn.Module):
             x: (B, in_chans, height, width) image.
             indices: Which steps: the last n for an int, those at these positions for a sequence (negative
                 ones count from the end), all for None.
-            norm: Whether the final norm is applied to each of them.
+            norm: Whether the final norm is applied to each of them; in a pyramid to the last stage's alone.
             stop_early: Whether to stop after the last chosen step; the final features are then its output,
                 normalised.
             output_fmt: 'NCHW' for (B, D, H, W) maps, 'NHWC' for (B, H, W, D), 'NLC' for (B, N, D) tokens.
@@ -217,7 +214,7 @@ class Trunk(nn.Module):
 
         Returns:
             (features, intermediates), or the intermediates alone; features as `forward_features` returns
-            them.
+            them. In a pyramid that stopped early they are not normalised.
 
         Raises:
             ValueError: An unknown `output_fmt`, or an index that no step has.
@@ -232,12 +229,14 @@ class Trunk(nn.Module):
         for i, step in enumerate(steps[: chosen[-1] + 1] if stop_early else steps):
             x = self.run_step(step, x)
             if i in chosen:
-                maps.append(self.feature_map(self.norm(x) if norm else x, image_size))
+                maps.append(self.feature_map(self.norm(x) if norm and self.norm_fits(i) else x, image_size))
         if output_fmt == "NCHW":
             maps = [m.permute(0, 3, 1, 2).contiguous() for m in maps]
         elif output_fmt == "NLC":
             maps = [m.flatten(1, 2) for m in maps]
-        return maps if intermediates_only else (self.finish(x), maps)
+        if intermediates_only:
+            return maps
+        return (self.finish(x) if self.norm_fits(i) else x), maps
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -246,26 +245,29 @@ class Trunk(nn.Module):
 
         Args:
             indices: As in `forward_intermediates`.
-            prune_norm: Whether the final norm goes too.
+            prune_norm: Whether the final norm goes too; that of a pyramid always goes with its last stage.
             prune_head: Whether the head and the pooling go too.
 
         Returns:
             The positions of the chosen steps, ascending and none negative.
+
+        Raises:
+            ValueError: An index that no step has, or the head is to stay and what it takes is not.
         """
-        steps: Any = self.get_submodule(self.STEPS)
-        chosen = step_indices(indices, len(steps))
-        setattr(self, self.STEPS, steps[: chosen[-1] + 1])
-        self.feature_info = self.feature_info[: chosen[-1] + 1]
-        if prune_norm:
+        chosen = step_indices(indices, len(self.feature_info))
+        fits = self.norm_fits(chosen[-1])
+        if not (fits or prune_head):
+            raise ValueError(
+                "prune_head is False, and the head takes the last stage's tokens: keep that stage"
+            )
+        args = self.keep_steps(chosen[-1] + 1)
+        if prune_norm or not fits:
             self.norm = nn.Identity()
+            args["final_norm"] = False
         if prune_head:
             self.reset_classifier(0, "")
-        update_model_args(self, **self.pruned_args(prune_norm))
+        update_model_args(self, **args)
         return chosen
-
-    def pruned_args(self, prune_norm: bool) -> dict[str, Any]:
-        """The constructor's arguments that make the model as it is after pruning."""
-        raise NotImplementedError
 
     # -- image size ---------------------------------------------------------------------------------------
 
@@ -353,12 +355,15 @@ class Trunk(nn.Module):
         """
         check_mode(mode)
         self.grad_checkpointing = enable
-        self.checkpointing_mode = mode
+        self.checkpointing = mode if enable else ""
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Position table and class token, as timm's ViTs; timm spares biases and norms by itself."""
-        return {name for name, _ in self.named_parameters() if name.startswith(("pos_embed.", "cls_token."))}
+        kinds = (PositionTable, ClassToken)
+        return {
+            f"{name}.{p}" for name, m in self.named_modules() if isinstance(m, kinds) for p in m._parameters
+        }
 
 
 def step_indices(indices: int | Sequence[int] | None, count: int) -> list[int]:
