@@ -49,7 +49,9 @@ def release(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     return put
 
 
-@pytest.mark.parametrize("file", ["x.pth", f"x-{hashlib.sha256(DATA).hexdigest()[:8]}.pth"])
+@pytest.mark.parametrize(
+    "file", ["x.pth", f"x-{hashlib.sha256(DATA).hexdigest()[:8]}.pth"], ids=["bare", "with its hash"]
+)
 def test_fetched_once(file: str, release: Callable[[str], str], server: Hub, tmp_path: Path) -> None:
     url = release(file)
     assert describe(NAME)["weights"] == url

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import images, perturb, same, tiny
-from transformers import TimmWrapperForImageClassification, TimmWrapperImageProcessor, TimmWrapperModel
 
 from gmlp_vision.checkpoints import convert_file
 from gmlp_vision.checkpoints.save import write_local_dir
@@ -20,6 +19,8 @@ pytestmark = [
 @pytest.mark.parametrize("name", ["gmlp_ti16", "s2mlp_wide"])
 @pytest.mark.parametrize("how", ["convert", "another size", "as the demo does"])
 def test_our_folders(name: str, how: str, tmp_path: Path) -> None:
+    from transformers import TimmWrapperForImageClassification, TimmWrapperImageProcessor, TimmWrapperModel
+
     model = tiny(name)
     folder = tmp_path / "folder"
     if how == "as the demo does":
@@ -40,6 +41,8 @@ def test_our_folders(name: str, how: str, tmp_path: Path) -> None:
 
 
 def test_another_count_of_classes(tmp_path: Path) -> None:
+    from transformers import TimmWrapperForImageClassification
+
     model = perturb(tiny(num_classes=0))
     torch.save(model.state_dict(), tmp_path / "x.pth")
     convert_file(tmp_path / "x.pth", tmp_path / "folder", num_classes=7)
