@@ -182,7 +182,7 @@ def test_features_only(name: str) -> None:
     full = tiny(name, depth=4, img_size=(16, 24), patch_size=(8, 4))
     kwargs = {**tiny_kwargs(name), "depth": 4, "img_size": (16, 24), "patch_size": (8, 4)}
     del kwargs["num_classes"]
-    backbone = timm.create_model(name, features_only=True, out_indices=(1, 3), **kwargs)
+    backbone = timm.create_model(name, features_only=True, out_indices=(1, 3), **kwargs).eval()
     backbone.model.load_state_dict(
         {k: v for k, v in full.state_dict().items() if not k.startswith(("head", "norm"))}
     )
@@ -202,6 +202,7 @@ def test_features_only(name: str) -> None:
 def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
     model.train()
+    torch.manual_seed(0)  # of what is drawn in training
     model(x).square().sum().backward()
     return {name: p.grad.clone() for name, p in learned(model).items()}
 

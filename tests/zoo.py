@@ -697,6 +697,82 @@ def cycle(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     return fused(p, [h, w, linear(x, p, "mixer.mlp_c")])
 
 
+# -- Sparse-MLP -------------------------------------------------------------------------------------------
+
+
+@two_branches
+def token_mlp(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    for c in range(x.shape[-1]):
+        reads = [(p["mixer.fc1.weight"][:, k] * x[..., c].flatten()).sum() for k in range(7)]
+        hidden = gelu(torch.stack(reads) + p["mixer.fc1.bias"])
+        for i, t in enumerate(places(x)):
+            y[t][c] = (p["mixer.fc2.weight"][i] * hidden).sum() + p["mixer.fc2.bias"][i]
+    return y
+
+
+def mlp(x: torch.Tensor, p: Tensors, name: str) -> torch.Tensor:
+    return linear(gelu(linear(x, p, f"{name}.fc1")), p, f"{name}.fc2")
+
+
+def mixture(vectors: torch.Tensor, p: Tensors, name: str, k: int) -> torch.Tensor:
+    """Each of (T, D) through the k experts that its scores prefer, told one by one."""
+    y = torch.zeros_like(vectors)
+    for row, vector in enumerate(vectors):
+        scores = [(weights * vector).sum() for weights in p[f"{name}.gate.weight"]]
+        total = sum(torch.exp(score) for score in scores)
+        for expert in sorted(range(len(scores)), key=lambda i: -scores[i])[:k]:
+            y[row] += torch.exp(scores[expert]) / total * mlp(vector, p, f"{name}.experts.{expert}")
+    return y
+
+
+def sparse_block(experts: bool) -> Callable[[Tensors, torch.Tensor], torch.Tensor]:
+    def equation(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+        first, last = "represent1", "represent2"
+        y = norm(x, p, f"{first}.norm1").flatten(0, 1)
+        reads = [
+            sum(p[f"{first}.over_tokens.weight"][t, s] * y[t] for t in range(len(y)))
+            + p[f"{first}.over_tokens.bias"][s]
+            for s in range(10)
+        ]
+        y = gelu(linear(norm(gelu(torch.stack(reads)), p, f"{first}.norm2"), p, f"{first}.over_channels"))
+        y = y + mixture(norm(y, p, "norm1").T, p, "mlp_tokens", 1).T
+        z = norm(y, p, "norm2")
+        y = y + (mixture(z, p, "mlp_channels", 2) if experts else mlp(z, p, "mlp_channels"))
+        y = norm(gelu(linear(norm(y, p, f"{last}.norm1"), p, f"{last}.over_channels")), p, f"{last}.norm2")
+        writes = [
+            sum(p[f"{last}.over_tokens.weight"][t, s] * y[s] for s in range(10))
+            + p[f"{last}.over_tokens.bias"][t]
+            for t in range(x.shape[0] * x.shape[1])
+        ]
+        return gelu(torch.stack(writes)).view_as(x)
+
+    return equation
+
+
+def token_layers_law(reader: str, writer: str) -> Callable[[Tensors, Tensors, Resize], None]:
+    """``A' R = A`` of what reads tokens, ``C' = R C`` and ``c' = R c`` of what writes; the rest stays."""
+
+    def law(before: Tensors, after: Tensors, resize: Resize) -> None:
+        old, new = before[f"{reader}.weight"], after[f"{reader}.weight"]
+        r = resize(torch.eye(len(old), dtype=torch.float64))
+        torch.testing.assert_close(new.T @ r, old.T, atol=1e-12, rtol=1e-10)
+        kept = {name: p for name, p in before.items() if name != f"{reader}.weight"}
+        token_maps_law(f"{writer}.weight", f"{writer}.bias")(kept, after, resize)
+
+    return law
+
+
+# such that no vector of the contract's images goes to another expert in bfloat16
+SPARSE_TINY = {
+    "token_dim": 7,
+    "sparse_tokens": 10,
+    "sparse_channels": 11,
+    "token_experts": 3,
+    "token_expert_dim": 14,
+    "channel_expert_dim": 18,
+}
+
 ROWS = [
     Row(
         names={
@@ -1048,6 +1124,31 @@ ROWS = [
         resize="resampled",
         law=frequencies_law,
         filters={"kernel"},
+    ),
+    Row(
+        # counted by hand from Table 2: 22,402,608, 69,976,768 and 130,436,456 without the head
+        names={"sparse_mlp_s": 22_915_608},
+        tiny={**SPARSE_TINY, "dense_depth": 0},
+        equation=sparse_block(experts=False),
+        resize="resampled",
+        law=token_layers_law("represent1.over_tokens", "represent2.over_tokens"),
+        filters={"hidden"},
+    ),
+    Row(
+        names={"sparse_mlp_b": 70_745_768},
+        tiny={**SPARSE_TINY, "dense_depth": 0},
+        equation=sparse_block(experts=True),
+        resize="resampled",
+        law=token_layers_law("represent1.over_tokens", "represent2.over_tokens"),
+        filters={"hidden"},
+    ),
+    Row(
+        names={"sparse_mlp_l": 131_205_456},
+        tiny={**SPARSE_TINY, "channel_experts": 3, "dense_depth": 1},  # of which the first block is shown
+        equation=token_mlp,
+        resize="resampled",
+        law=token_layers_law("mixer.fc1", "mixer.fc2"),
+        filters={"hidden", "token"},
     ),
 ]
 

@@ -76,6 +76,34 @@ def resample_map(values: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.
     return maps.flatten(0, 1).to(values.dtype)
 
 
+def resample_reader(weight: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
+    """``S^T A``: a layer that reads tokens and gives something else, such as hidden units, on another grid.
+
+    Where the grid grows, it makes of a picture that was resized to the new grid what it made of the picture:
+    ``(S^T A)^T R = A^T``. Computed in float64, then brought back to the dtype of `weight`; differentiable.
+
+    Args:
+        weight: (n, ...), what is read of each token: A, whose columns are the layer's outputs.
+        old_grid: (H, W), in tokens.
+        new_grid: (H', W'), in tokens.
+
+    Returns:
+        (n', ...).
+
+    Raises:
+        ValueError: `weight` does not have one row for each token of the old grid, or a grid has none.
+    """
+    n = check_grids(old_grid, new_grid)
+    if weight.shape[:1] != (n,):
+        raise ValueError(
+            f"the weight is {tuple(weight.shape)}; over grid {old_grid} its first size must be {n}"
+        )
+    _, s_h = axis_matrices(old_grid[0], new_grid[0], weight.device)
+    _, s_w = axis_matrices(old_grid[1], new_grid[1], weight.device)
+    maps = torch.einsum("hw...,ha,wb->ab...", weight.double().unflatten(0, old_grid), s_h, s_w)
+    return maps.flatten(0, 1).to(weight.dtype)
+
+
 def crop_or_pad_offsets(table: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
     """What belongs to each offset between two tokens of a grid, for the offsets of another grid.
 
@@ -148,6 +176,7 @@ def fixed(why: str, leading: Callable[[Grid], tuple[int, ...]]) -> Rule:
 
 OPERATOR = Rule(resample_operator, lambda grid: (grid[0] * grid[1],) * 2)
 TOKEN_MAP = Rule(resample_map, lambda grid: (grid[0] * grid[1],))
+TOKEN_READER = Rule(resample_reader, lambda grid: (grid[0] * grid[1],))
 OFFSETS = Rule(crop_or_pad_offsets, offsets_of, grid_of=grid_of_offsets)
 
 

@@ -13,7 +13,7 @@ from gmlp_vision.trunks.checks import check_rate
 
 def shown_or_forgotten(argument: str) -> bool:
     """Whether shapes show an argument of a block, or training alone asks for it."""
-    return argument == "mlp_ratio" or argument.endswith("_rate") or argument.startswith("init_")
+    return argument == "mlp_ratio" or argument.endswith("_rate") or argument.startswith(("init_", "aux_"))
 
 
 def default_args(block: Callable[..., nn.Module]) -> dict[str, Any]:

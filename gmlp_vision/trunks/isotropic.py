@@ -3,7 +3,7 @@
 Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, D width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -31,7 +31,8 @@ class Isotropic(Trunk):
 
     Args:
         block: The class of the blocks, called as (embed_dim, grid size, drop_path=, norm_eps=, device=,
-            dtype=, **own). A block maps (B, H, W, D) to itself, or (B, 1 + N, D) with a class token.
+            dtype=, **own). A block maps (B, H, W, D) to itself, or (B, 1 + N, D) with a class token. Or a
+            sequence of `depth` classes, one for each block.
         num_classes: Width of the logits; 0 for no head.
         in_chans: Channels of the image.
         global_pool: 'avg' for the mean over tokens, '' for none; with a class token also 'token'.
@@ -72,7 +73,7 @@ class Isotropic(Trunk):
 
     def __init__(
         self,
-        block: Callable[..., nn.Module],
+        block: Callable[..., nn.Module] | Sequence[Callable[..., nn.Module]],
         *,
         embed_dim: int,
         depth: int,
@@ -110,7 +111,8 @@ class Isotropic(Trunk):
         )
         self.embed_dim = embed_dim
         self.norm_eps = norm_eps
-        self.block_args = {**default_args(block), **own}
+        kinds = [block] * depth if callable(block) else list(block)
+        self.block_args = {k: v for kind in kinds for k, v in default_args(kind).items()} | own
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         norm = partial(nn.LayerNorm, eps=norm_eps)
         self.stem = stem(
@@ -126,7 +128,10 @@ class Isotropic(Trunk):
         self.cls_token = ClassToken(embed_dim, **dd) if class_token else nn.Identity()
         (rates,) = drop_path_rates(drop_path_rate, [depth], drop_path_rule)
         self.blocks = nn.Sequential(
-            *(block(embed_dim, grid_size, drop_path=rate, norm_eps=norm_eps, **dd, **own) for rate in rates)
+            *(
+                kind(embed_dim, grid_size, drop_path=rate, norm_eps=norm_eps, **dd, **own)
+                for kind, rate in zip(kinds, rates, strict=True)
+            )
         )
         if class_token and not all(getattr(type(b), "CLASS_TOKEN", False) for b in self.blocks):
             raise ValueError(
