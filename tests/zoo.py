@@ -293,7 +293,7 @@ def gfnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
 
 
 def gfnet_h(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-    return x + p["scale.gamma"] * (gfnet(p, x) - x)
+    return x + p["layer_scale.gamma"] * (gfnet(p, x) - x)
 
 
 def frequencies_law(before: Tensors, after: Tensors, resize: Resize) -> None:
@@ -523,7 +523,9 @@ def s2mlpv2(p: Tensors, x: torch.Tensor) -> torch.Tensor:
             [moved(q, axis, by, keep=True) for q, (axis, by) in zip(quarters, steps, strict=True)], -1
         )
     total = sum(sum(branches)[place] for place in places(x))
-    scores = p["mixer.split.mlp.fc2.weight"] @ gelu(p["mixer.split.mlp.fc1.weight"] @ total)
+    scores = p["mixer.split_attention.mlp.fc2.weight"] @ gelu(
+        p["mixer.split_attention.mlp.fc1.weight"] @ total
+    )
     e = torch.exp(scores.reshape(3, -1))
     return linear(sum(e[k] / e.sum(0) * branches[k] for k in range(3)), p, "mixer.fc2")
 
@@ -585,17 +587,17 @@ def smlpnet(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     y = gelu(batch_norm(y, p, "mixer.norm2"))
     rows, columns = torch.zeros_like(y), torch.zeros_like(y)
     for i, j in places(y):
-        rows[i, j] = sum(p["mixer.height.weight"][i, k] * y[k, j] for k in range(y.shape[0]))
-        columns[i, j] = sum(p["mixer.width.weight"][j, k] * y[i, k] for k in range(y.shape[1]))
-    rows += p["mixer.height.bias"][:, None, None]
-    columns += p["mixer.width.bias"][None, :, None]
+        rows[i, j] = sum(p["mixer.over_rows.weight"][i, k] * y[k, j] for k in range(y.shape[0]))
+        columns[i, j] = sum(p["mixer.over_columns.weight"][j, k] * y[i, k] for k in range(y.shape[1]))
+    rows += p["mixer.over_rows.bias"][:, None, None]
+    columns += p["mixer.over_columns.bias"][None, :, None]
     x = x + linear(torch.cat([y, columns, rows], -1), p, "mixer.fuse")
     return x + channel_mlp(norm(x, p, "norm", 1e-5), p)
 
 
 def resized_axes(before: Tensors, after: Tensors, resize: Resize) -> None:
     """What the map over the rows makes of a resized column is, where the grid grows, its output resized."""
-    for name, axis in (("mixer.height", 0), ("mixer.width", 1)):
+    for name, axis in (("mixer.over_rows", 0), ("mixer.over_columns", 1)):
         old, new = before[f"{name}.weight"], after[f"{name}.weight"]
         across = {0: 6, 1: 8}[1 - axis]
         column = torch.linspace(-1, 1, len(old), dtype=old.dtype).sin()
@@ -635,8 +637,8 @@ def raft(p: Tensors, x: torch.Tensor) -> torch.Tensor:
                     z.select(1 - axis, other)[:, raft * half + c] = part
         return z
 
-    x = x + mixed(norm(x, p, "norm1", 1e-5), 0, "columns")
-    x = x + mixed(norm(x, p, "norm2", 1e-5), 1, "rows")
+    x = x + mixed(norm(x, p, "norm1", 1e-5), 0, "column_mixer")
+    x = x + mixed(norm(x, p, "norm2", 1e-5), 1, "row_mixer")
     return x + channel_mlp(norm(x, p, "norm3", 1e-5), p)
 
 

@@ -16,7 +16,6 @@ import timm
 import torch
 from clock import take_turns
 from machine import machine
-from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
@@ -52,9 +51,9 @@ class Row(NamedTuple):
 def calls_of(name: str, batch: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A forward pass without gradients, and a training step of forward, loss and backward pass."""
     torch.manual_seed(0)
-    model: nn.Module = timm.create_model(name)
+    model: Any = timm.create_model(name)
     size = timm.data.resolve_input_data_config(model)["input_size"]
-    x, classes = torch.randn(batch, *size), torch.randint(1000, (batch,))
+    x, classes = torch.randn(batch, *size), torch.randint(model.num_classes, (batch,))
 
     def inference() -> None:
         with torch.inference_mode():

@@ -181,10 +181,12 @@ class GFNetScaledBlock(GFNetBlock):
 
     def __init__(self, dim: int, grid_size: Grid, init_values: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(dim, grid_size, **kwargs)
-        self.scale = LayerScale(dim, init_values, device=kwargs.get("device"), dtype=kwargs.get("dtype"))
+        self.layer_scale = LayerScale(
+            dim, init_values, device=kwargs.get("device"), dtype=kwargs.get("dtype")
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.drop_path(self.scale(self.mlp(self.norm2(self.mixer(self.norm1(x))))))
+        return x + self.drop_path(self.layer_scale(self.mlp(self.norm2(self.mixer(self.norm1(x))))))
 
 
 class ReleasedPositions(PositionTable):
@@ -269,7 +271,7 @@ TOP1 = {
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the GFNet that has these tensors; None if they are not those of one."""
-    if "stages.0.blocks.0.scale.gamma" in state_dict and "stem.pos_embed.weight" in state_dict:
+    if "stages.0.blocks.0.layer_scale.gamma" in state_dict and "stem.pos_embed.weight" in state_dict:
         return pyramid_sizes(state_dict, "mlp.fc1.weight")
     if "blocks.0.mixer.complex_weight" not in state_dict or "pos_embed.weight" not in state_dict:
         return None
@@ -307,7 +309,7 @@ LAYOUTS = {
             Row("stem.proj", "patch_embed.0.proj"),
             Row("stem.pos_embed.weight", "pos_embed", _add_axis, _drop_axis),
             Row("stages.{i}.downsample.proj", "patch_embed.{i}.proj"),
-            Row("stages.{i}.blocks.{j}.scale.gamma", "blocks.{i}.{j}.gamma"),
+            Row("stages.{i}.blocks.{j}.layer_scale.gamma", "blocks.{i}.{j}.gamma"),
             Row("stages.{i}.blocks.{j}.mixer", "blocks.{i}.{j}.filter"),
             *(
                 Row(f"stages.{{i}}.blocks.{{j}}.{part}", f"blocks.{{i}}.{{j}}.{part}")

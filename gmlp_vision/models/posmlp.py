@@ -84,12 +84,12 @@ class PosBlock(nn.Module):
         pos = GqpeProjection((window, window), init_bias=0.0, groups=groups, **dd)
         self.pos = Windows(pos, window)
         self.fc2 = nn.Linear(hidden // 2, dim, **dd)
-        self.drop = nn.Dropout(proj_drop_rate)
+        self.proj_drop = nn.Dropout(proj_drop_rate)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         u, v = self.act(self.fc1(self.norm(x))).chunk(2, dim=-1)
-        return x + self.drop_path(self.drop(self.fc2(self.pos(u) * v)))
+        return x + self.drop_path(self.proj_drop(self.fc2(self.pos(u) * v)))
 
 
 class ConvStem(nn.Module):

@@ -132,14 +132,14 @@ class RaftBlock(nn.Module):
         if dim % rafts:
             raise ValueError(f"rafts is {rafts}, which does not divide the width {dim}")
         norm = partial(nn.LayerNorm, dim, eps=norm_eps, **dd)
-        self.norm1, self.columns = norm(), RaftMixer(grid_size, 1, rafts, **dd)
-        self.norm2, self.rows = norm(), RaftMixer(grid_size, 2, rafts, **dd)
+        self.norm1, self.column_mixer = norm(), RaftMixer(grid_size, 1, rafts, **dd)
+        self.norm2, self.row_mixer = norm(), RaftMixer(grid_size, 2, rafts, **dd)
         self.norm3, self.mlp = norm(), Mlp(dim, int(dim * mlp_ratio), drop=proj_drop_rate, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.drop_path(self.columns(self.norm1(x)))
-        x = x + self.drop_path(self.rows(self.norm2(x)))
+        x = x + self.drop_path(self.column_mixer(self.norm1(x)))
+        x = x + self.drop_path(self.row_mixer(self.norm2(x)))
         return x + self.drop_path(self.mlp(self.norm3(x)))
 
 
@@ -240,8 +240,8 @@ def rows(model: Any) -> Iterator[Row]:
         yield Row(f"stages.{s}.downsample.fc", f"levels.{s}.fn.0.fc")
         for j in range(depth):
             ours, theirs = f"stages.{s}.blocks.{j}", f"levels.{s}.fn.{2 + j}"
-            for norm, mixer, place in (("norm1", "columns", 1), ("norm2", "rows", 3)):
-                rafts = model.stages[s].blocks[j].columns.rafts
+            for norm, mixer, place in (("norm1", "column_mixer", 1), ("norm2", "row_mixer", 3)):
+                rafts = model.stages[s].blocks[j].column_mixer.rafts
                 yield norm_rows(f"{ours}.{norm}", f"{theirs}.{place}.norm.1", rafts)
                 for k, layer in ((1, 0), (2, 3)):
                     for kind in ("weight", "bias"):
@@ -265,7 +265,7 @@ LAYOUTS = {
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the RaftMLP that has these tensors; None if they are not those of one."""
-    if "stages.0.blocks.0.columns.weight1" not in state_dict:
+    if "stages.0.blocks.0.column_mixer.weight1" not in state_dict:
         return None
     return pyramid_sizes(state_dict, "mlp.fc1.weight")
 

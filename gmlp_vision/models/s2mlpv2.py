@@ -87,12 +87,12 @@ class SplitShift(nn.Module):
         if dim % 4:
             raise ValueError(f"a width is {dim}; expected a multiple of 4, for four equal groups to shift")
         self.fc1 = nn.Linear(dim, 3 * dim, device=device, dtype=dtype)
-        self.split = SplitAttention(dim, device=device, dtype=dtype)
+        self.split_attention = SplitAttention(dim, device=device, dtype=dtype)
         self.fc2 = nn.Linear(dim, dim, device=device, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, y, z = self.fc1(x).chunk(3, dim=-1)
-        return self.fc2(self.split(shift_four_ways(x), shift_four_ways(y, first=1, second=2), z))
+        return self.fc2(self.split_attention(shift_four_ways(x), shift_four_ways(y, first=1, second=2), z))
 
 
 class S2MlpV2(Pyramid):
@@ -118,7 +118,11 @@ SIZES: dict[str, dict[str, Any]] = {
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the S2-MLPv2 that has these tensors; None if they are not those of one."""
     stem = state_dict.get("stem.proj.weight")
-    if "stages.0.blocks.0.mixer.split.mlp.fc1.weight" not in state_dict or stem is None or stem.ndim != 4:
+    if (
+        "stages.0.blocks.0.mixer.split_attention.mlp.fc1.weight" not in state_dict
+        or stem is None
+        or stem.ndim != 4
+    ):
         return None
     sizes = pyramid_sizes(state_dict, "mlp.fc1.weight")
     return (

@@ -129,14 +129,14 @@ class SparseMix(nn.Module):
         self.act = nn.GELU()
         self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False, **dd)
         self.norm2 = nn.BatchNorm2d(dim, **dd)
-        self.height = HeightMap(grid_size, **dd)
-        self.width = WidthMap(grid_size, **dd)
+        self.over_rows = HeightMap(grid_size, **dd)
+        self.over_columns = WidthMap(grid_size, **dd)
         self.fuse = nn.Linear(3 * dim, dim, bias=False, **dd)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.conv(self.act(self.norm1(x.permute(0, 3, 1, 2))))
         y = self.act(self.norm2(y)).permute(0, 2, 3, 1)
-        return self.fuse(torch.cat([y, self.width(y), self.height(y)], dim=-1))
+        return self.fuse(torch.cat([y, self.over_columns(y), self.over_rows(y)], dim=-1))
 
 
 class SparseBlock(nn.Module):
@@ -218,8 +218,8 @@ def rows(model: Any) -> Iterator[Row]:
             yield Row(f"{ours}.mixer.norm1", f"{first}.BN")
             yield Row(f"{ours}.mixer.conv", f"{first}.Conv")
             yield Row(f"{ours}.mixer.norm2", f"{second}.BN")
-            yield Row(f"{ours}.mixer.width", f"{second}.proj_h", *KERNEL)
-            yield Row(f"{ours}.mixer.height", f"{second}.proh_w", *KERNEL)  # as they spell it
+            yield Row(f"{ours}.mixer.over_columns", f"{second}.proj_h", *KERNEL)
+            yield Row(f"{ours}.mixer.over_rows", f"{second}.proh_w", *KERNEL)  # as they spell it
             yield Row(f"{ours}.mixer.fuse", f"{second}.fuse", *KERNEL)
             yield Row(f"{ours}.norm", f"{channels}.1")
             yield Row(f"{ours}.mlp.fc1", f"{channels}.2.net.0")
@@ -241,7 +241,7 @@ LAYOUTS = {
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the sMLPNet that has these tensors; None if they are not those of one."""
-    if "stages.0.blocks.0.mixer.height.weight" not in state_dict:
+    if "stages.0.blocks.0.mixer.over_rows.weight" not in state_dict:
         return None
     return pyramid_sizes(state_dict, "mlp.fc1.weight")
 
