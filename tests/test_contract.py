@@ -266,7 +266,10 @@ def test_bf16_autocast(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(images())
     assert logits.dtype == torch.bfloat16
-    assert torch.nn.functional.cosine_similarity(logits.float(), model(images())).min() > 0.99
+    expected = model(images())
+    # rounding may choose other experts; with the same ones see test_sparse_mlp.py
+    limit = 0.1 if name.startswith("sparse_mlp") else 0.03
+    assert (logits.float() - expected).norm() < limit * expected.norm()
     with torch.autocast("cpu", torch.bfloat16):
         model(images()).square().sum().backward()
     assert all(p.grad.abs().max() > 0 for p in learned(model).values())
