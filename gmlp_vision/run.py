@@ -10,6 +10,7 @@ own, which may be another version; here the installed one is used.
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 from multiprocessing import context
 from multiprocessing.process import BaseProcess
@@ -61,6 +62,19 @@ def run_script(script: Path, args: Sequence[str]) -> None:
             ForkingPickler.register(getattr(context, kind), reduce_process)
     sys.argv = [str(script), *args]
     runpy.run_path(str(script), run_name="__main__")
+
+
+def run_to_end(script: Path, args: Sequence[str]) -> None:
+    """As `run_script`, for a command: an error of the script is not the command's, and is told whole.
+
+    Raises:
+        SystemExit: The script's own; or with status 1, and its traceback has been printed.
+    """
+    try:
+        run_script(script, args)
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
 
 
 def reduce_process(process: BaseProcess) -> tuple[Any, tuple[Any], dict[str, Any]]:

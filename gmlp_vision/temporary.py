@@ -5,6 +5,7 @@ import re
 import secrets
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -88,6 +89,13 @@ def _lock(path: Path, wait: bool) -> list[int]:
         os.close(lock)
         return []
     return [lock]
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder where the system has such, removed at the end."""
+    with ended_tidily(), tempfile.TemporaryDirectory(prefix="gmlp-vision-") as folder:
+        yield Path(folder)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import timm
 import torch
 from hub_server import serve
 from others import jaketae_state, lucidrains_state
+from PIL import Image
+from test_verify import VALIDATE as MEASURE
 from tiny import perturb
 
 from gmlp_vision.checkpoints import families
@@ -64,6 +66,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.save(lucidrains_state(16), "lucidrains.pth")
     torch.save(jaketae_state(16), "jaketae.pth")
     Path("validate.py").write_text(VALIDATE)
+    Path("pytorch-image-models").mkdir()
+    Path("pytorch-image-models/validate.py").write_text(MEASURE)
+    for c in range(10):
+        Path(f"cifar/test/{c}").mkdir(parents=True)
+        Image.new("RGB", (32, 32), (25 * c, 0, 0)).save(f"cifar/test/{c}/0.png")
     return tmp_path
 
 

@@ -83,6 +83,12 @@ OPTIONS = {
     "info": {"paths": 1, "--model": (WORDS,)},
     "recipe": {"paths": 1},
     "demo": {"paths": 0, "--output": (PATHS,), "--epochs": (NUMBERS,), "--seed": (NUMBERS,)},
+    "verify": {
+        "paths": 1,
+        **dict.fromkeys(("--data-dir", "--scripts", "--checkpoint"), (PATHS,)),
+        **dict.fromkeys(("--batch-size", "--workers", "--crop-pct"), (NUMBERS,)),
+        **dict.fromkeys(("--split", "--device"), (WORDS,)),
+    },
     "nonsense": {"paths": 1, "--model": (WORDS,)},
 }
 
@@ -109,6 +115,8 @@ def test_whatever_is_typed(command: str, ends: Ends, monkeypatch: pytest.MonkeyP
     def check(argv: list[str]) -> None:
         if argv[0] == "demo":  # its options alone: the rest is the same in every run
             argv = [*argv, "--epochs", "1"]
+        if argv[0] == "verify" and argv[1] == "w.pth":
+            argv = ["verify", "gmlp_pico4", "--data-dir", "folder", *argv[2:]]
         ends(*argv)
         shutil.rmtree("new", ignore_errors=True)
 

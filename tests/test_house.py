@@ -36,6 +36,7 @@ GROUND_UP = [
     {"models"},
     {""},  # the package's __init__
     {"demo", "export", "run"},
+    {"verify"},
     {"cli"},
 ]
 RANKS = {room: rank for rank, rooms in enumerate(GROUND_UP) for room in rooms}
@@ -204,7 +205,7 @@ def test_the_check_sees_what_writes(source: str, found: set[str]) -> None:
 
 # -- no general room knows a family --------------------------------------------------------------------------
 
-GENERAL = ["layers", "trunks", "checkpoints", "filters", "export", "cli"]
+GENERAL = ["layers", "trunks", "checkpoints", "filters", "export", "verify", "cli"]
 
 
 def of_families() -> set[str]:

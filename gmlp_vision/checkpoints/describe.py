@@ -11,7 +11,7 @@ from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.build import size_of
 from gmlp_vision.checkpoints.candidates import DEPTHS, Identity, is_own
 from gmlp_vision.checkpoints.grid import stem_of
-from gmlp_vision.checkpoints.hub import released_at
+from gmlp_vision.checkpoints.hub import page_of, released_at
 from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import first_five
@@ -64,12 +64,14 @@ def _describe_name(name: str) -> dict[str, str]:
     checkpoint = Checkpoint(model.state_dict(), config, name, "raw", "")
     return {
         "source": name,
-        "weights": _place(place),
+        "weights": _place(place, page_of(name)),
         **_describe_model(identify(checkpoint), checkpoint),
     }
 
 
-def _place(place: Path | str | None) -> str:
+def _place(place: Path | str | None, page: str | None) -> str:
+    if page is not None:
+        return f"behind a page, {page}"
     if isinstance(place, str) and "://" not in place:
         return f"hf-hub:{place}"
     return str(place or "none released")

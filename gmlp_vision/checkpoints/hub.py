@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from timm.models import get_pretrained_cfg, is_model, list_models, split_model_name_tag
+from timm.models import PretrainedCfg, get_pretrained_cfg, is_model, list_models, split_model_name_tag
 
 from gmlp_vision.checkpoints.shards import INDEX_SUFFIX, read_index
 from gmlp_vision.errors import CheckpointError
@@ -28,7 +28,7 @@ LOCAL_ROUTES = (
     "`timm.create_model('local-dir:FOLDER', pretrained=True)`"
 )
 
-# What the address of a file ends in; any other is that of a page.
+# What the path in the address of a file ends in; any other address is that of a page.
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pth.tar", ".pt")
 
 # torch's form for the name of a file that states the first digits of its sha256.
@@ -161,15 +161,22 @@ def refuse_page(name: str) -> None:
     Raises:
         CheckpointError: And says where the page is, and how the file is loaded.
     """
-    cfg = get_pretrained_cfg(name)
-    url = str(cfg.url or "") if cfg else ""
-    if url and not url.endswith(WEIGHTS):
+    page = page_of(name)
+    if page is not None:
         model = split_model_name_tag(name)[0]
         raise CheckpointError(
-            f"the weights of {name} are behind a page, {url}: download the file there by hand, then "
+            f"the weights of {name} are behind a page, {page}: download the file there by hand, then "
             f"`timm.create_model({model!r}, pretrained=True, pretrained_cfg_overlay=dict(file=FILE))` or "
-            "`gmlp_vision.load_checkpoint(model, FILE)`"
+            f"`gmlp_vision.load_checkpoint(model, FILE)`; `gmlp-vision verify {model} --checkpoint FILE` "
+            "measures it"
         )
+
+
+def page_of(name: str) -> str | None:
+    """The page on which a person finds the released weights of a timm model name; None if there is none."""
+    cfg = cfg_of(name)
+    url = str(cfg.url or "") if cfg and not cfg.file and not cfg.hf_hub_id else ""
+    return url if url and not _is_file(url) else None
 
 
 def released_at(name: str) -> Path | str | None:
@@ -180,12 +187,26 @@ def released_at(name: str) -> Path | str | None:
     Raises:
         CheckpointError: The model has no such tag.
     """
-    try:
-        cfg = get_pretrained_cfg(name)
-    except RuntimeError as error:
-        raise CheckpointError(str(error)) from error
+    cfg = cfg_of(name)
     if cfg and cfg.file:
         return Path(cfg.file)
-    if cfg and not cfg.hf_hub_id and str(cfg.url or "").endswith(WEIGHTS):
+    if cfg and not cfg.hf_hub_id and _is_file(str(cfg.url or "")):
         return str(cfg.url)
     return (cfg.hf_hub_id or None) if cfg else None
+
+
+def cfg_of(name: str) -> PretrainedCfg | None:
+    """timm's cfg of a model name, of its first tag where it has none; None for a model without cfgs.
+
+    Raises:
+        CheckpointError: The model has no such tag.
+    """
+    try:
+        return get_pretrained_cfg(name)
+    except RuntimeError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _is_file(url: str) -> bool:
+    """Whether an address is that of a file, and not of a page that leads to one."""
+    return urlparse(url).path.endswith(WEIGHTS)

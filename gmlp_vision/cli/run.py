@@ -1,7 +1,6 @@
 """`gmlp-vision run`."""
 
 import argparse
-import traceback
 from typing import Any
 
 from gmlp_vision.errors import UserError
@@ -25,13 +24,8 @@ def add(commands: Any) -> None:
 
 
 def call(args: argparse.Namespace) -> None:
-    from gmlp_vision.run import find_script, run_script
+    from gmlp_vision.run import find_script, run_to_end
 
     if not args.script:
         raise UserError("no script is given; `gmlp-vision run --help` has an example")
-    script = find_script(args.script[0])
-    try:
-        run_script(script, args.script[1:])
-    except Exception:  # the script's, not this command's: its traceback is wanted whole
-        traceback.print_exc()
-        raise SystemExit(1) from None
+    run_to_end(find_script(args.script[0]), args.script[1:])
