@@ -23,7 +23,8 @@ class OverChannels(nn.Module):
         self.norm = norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        # contiguous as it is, but for torch.compile, which expects of a batch norm another layout than it has
+        return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()
 
 
 class BatchNorm(OverChannels):

@@ -225,7 +225,8 @@ class PositionedPatches(ConvEmbed):
         self.pos_embed = ReleasedPositions(grid_size, dim, **dd)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.pos_embed(super().forward(x))
+        # written out, since TorchScript knows no super()
+        return self.pos_embed(self.proj(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
 
 
 class GFNetH(Pyramid):

@@ -83,7 +83,8 @@ class Wave(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         t = self.act(self.norm(self.phase(x.permute(0, 3, 1, 2))))
         a = self.fc(x).permute(0, 3, 1, 2)
-        return self.conv(torch.cat([a * t.cos(), a * t.sin()], dim=1)).permute(0, 2, 3, 1)
+        # contiguous as it is, but for torch.compile, which expects of a batch norm another layout than it has
+        return self.conv(torch.cat([a * t.cos(), a * t.sin()], dim=1)).permute(0, 2, 3, 1).contiguous()
 
 
 class WaveMix(nn.Module):

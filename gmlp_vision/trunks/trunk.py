@@ -19,7 +19,6 @@ from timm.models._input import update_model_args, update_model_input_size
 from torch import nn
 
 from gmlp_vision.layers.grid_tied import any_size, carry, tied_layers
-from gmlp_vision.layers.position import ClassToken, PositionTable
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks.checks import check_count, check_pool, check_rate
 from gmlp_vision.trunks.init import init_layer
@@ -360,10 +359,8 @@ class Trunk(nn.Module):
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Position table and class token, as timm's ViTs; timm spares biases and norms by itself."""
-        kinds = (PositionTable, ClassToken)
-        return {
-            f"{name}.{p}" for name, m in self.named_modules() if isinstance(m, kinds) for p in m._parameters
-        }
+        names = {name: set(name.split(".")) for name, _ in self.named_parameters()}
+        return {name for name, parts in names.items() if parts & {"pos_embed", "cls_token"}}
 
 
 def step_indices(indices: int | Sequence[int] | None, count: int) -> list[int]:
