@@ -126,6 +126,15 @@ class Reading:
         self.spoken = self.layout or families.recognise(self.state, self.family)
         self.other: Layout | None = families.layouts_of(self.family).get(self.spoken)
 
+    @property
+    def depends_on_sizes(self) -> bool:
+        """Whether it has the names of another implementation, which depend on the sizes of the model."""
+        return self.other is not None and self.other.rows_for(None) is None
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.spoken}'s {families.title(self.family)}"
+
     @cached_property
     def sizes(self) -> Mapping[str, Any] | None:
         """The arguments that the tensors show; {} where nothing tells, None for no model of this family."""
@@ -154,6 +163,8 @@ class Reading:
             own = {key: value for key, value in stated.items() if is_own(key)}
             if _blocks(own) <= len(self.state):  # a number is written faster than so many blocks are made
                 tries.append(own)
+                if "img_size" in stated:  # some sizes are those of one image only, and make no model at another
+                    tries.append({**own, "img_size": stated["img_size"]})
         if _may_be(name, sizes, self.state if self.other is None else {}):
             tries.append({})
         made = (self._identity(name, {**args, **place}) for args in tries)
