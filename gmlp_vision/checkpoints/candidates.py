@@ -163,7 +163,9 @@ class Reading:
             own = {key: value for key, value in stated.items() if is_own(key)}
             if _blocks(own) <= len(self.state):  # a number is written faster than so many blocks are made
                 tries.append(own)
-                if "img_size" in stated:  # some sizes are those of one image only, and make no model at another
+                if (
+                    "img_size" in stated
+                ):  # some sizes are those of one image only, and make no model at another
                     tries.append({**own, "img_size": stated["img_size"]})
         if _may_be(name, sizes, self.state if self.other is None else {}):
             tries.append({})

@@ -25,7 +25,15 @@ from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from gmlp_vision.checkpoints.families import pyramid_sizes
-from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, Layout, Row, as_kernel, as_matrix, dense_norms, network_rows
+from gmlp_vision.checkpoints.names import (
+    LEFT_BY_A_TOOL,
+    Layout,
+    Row,
+    as_kernel,
+    as_matrix,
+    dense_norms,
+    network_rows,
+)
 from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.resample import Grid
