@@ -14,7 +14,7 @@ import gmlp_vision  # noqa: F401  registers the names
 pytestmark = [pytest.mark.compat, pytest.mark.filterwarnings("default")]
 
 SMALL: dict[str, Any] = {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 64)}
-# every family whose stages have strides 4, 8, 16 and 32; what is told is what a small model needs beside SMALL
+# every family whose stages have strides 4, 8, 16 and 32, and what a small model of it needs beside SMALL
 FAMILIES: dict[str, dict[str, Any]] = {
     "cycle_b1": {},
     "hire_t": {},

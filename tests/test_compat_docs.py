@@ -265,7 +265,7 @@ def test_segmentation_models(section: Section) -> None:
 
     names = next(steps)
     assert names["masks"].shape == (1, 3, 256, 256)
-    with pytest.raises(ValueError, match="96 x 128 pixels.*made for 128 x 128"):
+    with pytest.raises(ValueError, match=r"96 x 128 pixels.*made for 128 x 128"):
         names["fpn"](images(1, 3, 96, 128))
     with pytest.raises(ValueError, match="multiples of 256 x 256"):
         names["windows"](images(1, 3, 224, 224))

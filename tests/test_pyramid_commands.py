@@ -1,5 +1,7 @@
-"""What the commands do with files of pyramids: their sizes, stages and names. test_pyramid_files.py has the names
-of others."""
+"""What the commands do with files of pyramids: their sizes, stages and names.
+
+test_pyramid_files.py has the names of others.
+"""
 
 from pathlib import Path
 

@@ -57,8 +57,8 @@ def identify(
         return _with_settings(nearest[0], checkpoint)
     if spoken:
         raise CheckpointError(
-            f"{checkpoint.source} has the names of {' or '.join(spoken)}, of none of its registered sizes; there "
-            "the names depend on the sizes: create the model with its own, and call "
+            f"{checkpoint.source} has the names of {' or '.join(spoken)}, of none of its registered sizes; "
+            "there the names depend on the sizes: create the model with its own, and call "
             "`gmlp_vision.load_checkpoint(model, FILE)`"
         )
     known = ", ".join(families.title(family) for family in families.families())
