@@ -135,7 +135,7 @@ def test_names_are_told_apart_without_doubt(name: str) -> None:
     assert families.recognise(model.state_dict(), gmlp) == "timm"
     back, left = to_ours(theirs, layout, layout.rows_for(model), model.state_dict())
     assert same_weights(back, model)
-    assert left == []
+    assert left == {}
 
 
 def test_two_layouts_in_one_file_are_refused(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def w_of(model: nn.Module) -> torch.Tensor:
 def test_every_section_with_code_is_run_here() -> None:
     titles = [part.split("\n")[0] for part in PAGE.split("\n## ")[1:]]
     tests = Path(__file__).read_text()
-    assert len(titles) == 15
+    assert len(titles) == 16
     assert [t for t in titles if f'section("{t}")' not in tests] == ["fastai"]
     for code in blocks("fastai"):
         compile(code, "fastai", "exec")  # by hand, says the page
@@ -256,7 +256,38 @@ def test_a_config_of_timm_backbone_loads_nothing() -> None:
 def test_segmentation_models(section: Section) -> None:
     import segmentation_models_pytorch as smp
 
-    names = last(section("segmentation-models-pytorch"))
+    steps = section("segmentation-models-pytorch")
+    names = next(steps)
+    assert names["masks"].shape == (2, 3, 64, 96)
+    names["masks"].square().mean().backward()
+    for p in (names["unet"].encoder.model.model.stem.proj, names["unet"].encoder.model.model.stages[-1]):
+        assert all(q.grad.abs().max() > 0 for q in p.parameters())
+
+    names = next(steps)
+    assert names["masks"].shape == (1, 3, 256, 256)
+    with pytest.raises(ValueError, match=r"96 x 128 pixels.*made for 128 x 128"):
+        names["fpn"](images(1, 3, 96, 128))
+    with pytest.raises(ValueError, match="multiples of 256 x 256"):
+        names["windows"](images(1, 3, 224, 224))
+    assert names["masks"].std() > 1e-3
+    small = {"depths": (1, 1, 1, 1), "embed_dims": (8, 16, 16, 16), "img_size": 64}
+    for name in ("smlp_t", "gfnet_h_ti"):
+        dynamic = smp.FPN(f"tu-{name}", encoder_weights=None, classes=3, dynamic_img_size=True, **small)
+        assert dynamic.eval()(images(1, 3, 32, 96)).shape == (1, 3, 32, 96)
+    decoders = ["Unet", "UnetPlusPlus", "FPN", "Linknet", "MAnet", "PSPNet", "Segformer", "UPerNet", "DPT"]
+    for decoder in decoders:
+        found = getattr(smp, decoder)("tu-cycle_b1", encoder_weights=None, classes=3, depths=(1, 1, 1, 1))
+        assert found.eval()(images(1, 3, 64, 64)).shape == (1, 3, 64, 64)
+    for decoder in ("PAN", "DeepLabV3", "DeepLabV3Plus"):
+        with pytest.raises(TypeError, match="output_stride"):
+            getattr(smp, decoder)("tu-cycle_b1", encoder_weights=None)
+
+    names = next(steps)
+    mine = torch.load("mine.pth")
+    for name, tensor in names["unet"].encoder.model.model.state_dict().items():
+        assert torch.equal(tensor, mine[name])
+
+    names = last(steps)
     dpt, masks = names["dpt"], names["masks"]
     assert masks.shape == (2, 3, 64, 64)
     assert masks.std() > 1e-3
@@ -270,6 +301,20 @@ def test_segmentation_models(section: Section) -> None:
             getattr(smp, decoder)("tu-gmlp_pico4", encoder_weights=None)
     dynamic = smp.DPT("tu-gmlp_pico4", encoder_weights=None, classes=3, dynamic_img_size=True).eval()
     assert dynamic(images(1, 3, 32, 64)).shape == (1, 3, 32, 64)
+
+
+def test_torchvision(section: Section) -> None:
+    steps = section("torchvision")
+    names = next(steps)
+    assert all(loss.isfinite() for loss in names["losses"].values())
+    pyramid = names["detector"].backbone.body.model
+    for part in (pyramid.stem.proj, pyramid.stages[-1]):
+        assert all(p.grad.abs().max() > 0 for p in part.parameters())
+    names = next(steps)
+    assert all(found.keys() == {"boxes", "labels", "scores", "masks"} for found in names["found"])
+    assert len(names["found"]) == 1
+    other = names["Backbone"]("vip_s7")
+    assert {level.shape[-1] for level in other(images(1, 3, 224, 224)).values()} == {32, 16, 8}
 
 
 # -- looking inside ------------------------------------------------------------------------------------------

@@ -171,3 +171,23 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     overlay = {"file": str(tmp_path / "theirs.pth")}
     kwargs = {**tiny_kwargs(name), "pretrained_cfg_overlay": overlay}
     same(timm.create_model(name, pretrained=True, **kwargs).eval()(images()), model(images()))
+
+
+@pytest.mark.parametrize("name", ["cycle_b1", "hire_t", "wave_t_dw", "wave_s"])
+def test_a_backbone_for_dense_heads(name: str, tmp_path: Path) -> None:
+    """Stage norms in place of the final one and the head, as the authors' code has with `fork_feat`."""
+    model = tiny(name)
+    theirs = {k: v for k, v in in_their_names(model).items() if not k.startswith("head.")}
+    last = {k: theirs.pop(k) for k in list(theirs) if k.startswith("norm.")}
+    assert last
+    theirs |= {k.replace("norm.", "norm6."): v for k, v in last.items()}
+    earlier = {f"norm{i}.{leaf}": torch.ones(16) for i in (0, 2, 4) for leaf in ("weight", "bias")}
+    torch.save({"state_dict": theirs | earlier}, tmp_path / "backbone.pth")
+    loaded = perturb(tiny(name), seed=5)
+    head = loaded.head.weight.clone()
+    report = gmlp_vision.load_checkpoint(loaded, tmp_path / "backbone.pth")
+    assert report.dropped.keys() == earlier.keys()
+    assert "dense head" in str(report)
+    assert report.missing.keys() == {"head.weight", "head.bias"}
+    same(loaded.forward_features(images()), model.forward_features(images()))
+    assert torch.equal(loaded.head.weight, head)

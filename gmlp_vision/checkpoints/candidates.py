@@ -14,7 +14,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.families import part
-from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, OWN, Layout, State, Tensors, to_ours
+from gmlp_vision.checkpoints.names import OWN, Layout, State, Tensors, to_ours
 from gmlp_vision.layers.grid_tied import tied_layers
 
 DEPTHS = ("depth", "depths", "num_blocks")  # the arguments by which models say them
@@ -126,6 +126,15 @@ class Reading:
         self.spoken = self.layout or families.recognise(self.state, self.family)
         self.other: Layout | None = families.layouts_of(self.family).get(self.spoken)
 
+    @property
+    def depends_on_sizes(self) -> bool:
+        """Whether it has the names of another implementation, which depend on the sizes of the model."""
+        return self.other is not None and self.other.rows_for(None) is None
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.spoken}'s {families.title(self.family)}"
+
     @cached_property
     def sizes(self) -> Mapping[str, Any] | None:
         """The arguments that the tensors show; {} where nothing tells, None for no model of this family."""
@@ -154,9 +163,13 @@ class Reading:
             own = {key: value for key, value in stated.items() if is_own(key)}
             if _blocks(own) <= len(self.state):  # a number is written faster than so many blocks are made
                 tries.append(own)
+                if (
+                    "img_size" in stated
+                ):  # some sizes are those of one image only, and make no model at another
+                    tries.append({**own, "img_size": stated["img_size"]})
         if _may_be(name, sizes, self.state if self.other is None else {}):
             tries.append({})
-        made = (self._identity(name, {**args, **place}) for args in tries)
+        made = (self._identity(name, {**place, **args}) for args in tries)
         return [found for found in made if found is not None and fits(found.tensors, found.model)][:1]
 
     @cached_property
@@ -187,8 +200,7 @@ class Reading:
         if self.other is None:
             return Identity(self.family, name, args, model, dict(self.state))
         rows = self.other.rows_for(model) or ()
-        tensors, left = to_ours(self.state, self.other, rows, {}, self.patch_size)
-        dropped = dict.fromkeys(left, LEFT_BY_A_TOOL)
+        tensors, dropped = to_ours(self.state, self.other, rows, {}, self.patch_size)
         return Identity(self.family, name, args, model, tensors, dropped, self.spoken, settings)
 
 
@@ -209,9 +221,17 @@ def is_own(key: object) -> bool:
 def _may_be(name: str, sizes: Mapping[str, Any], tensors: Tensors) -> bool:
     """Whether tensors may be those of a registered name, as far as that costs little to tell."""
     table = families.sizes_of_name(name)
-    if any(table.get(key, value) != value for key, value in sizes.items() if is_own(key)):
+    if not all(_agree(table.get(key, value), value) for key, value in sizes.items() if is_own(key)):
         return False
     return not tensors or _names_of_first_blocks(name) <= tensors.keys()
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether two values of an argument are the same; of a pyramid's one may stand for all stages."""
+    sides = [list(side) if isinstance(side, list | tuple) else side for side in (one, other)]
+    count = max(len(side) if isinstance(side, list) else 1 for side in sides)
+    first, second = (side if isinstance(side, list) else [side] * count for side in sides)
+    return first == second
 
 
 @cache

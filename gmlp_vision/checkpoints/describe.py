@@ -85,14 +85,17 @@ def _describe_model(identity: Identity, checkpoint: Checkpoint) -> dict[str, str
         size = None
     any_size = hasattr(identity.model, "grids") and not tied_layers(identity.model)
     if any_size:
-        image, grid = "of any size", "any: nothing belongs to one"
+        image, grid = _any_size(identity.model), "any: nothing belongs to one"
     elif size is None:
         image, grid = "of unknown size", "of the tokens: nothing states it"
     else:
         image = f"{size.image[0]} x {size.image[1]} pixels"
-        grid = f"{size.grid[0]} x {size.grid[1]} tokens, {size.how}"
+        stages = getattr(identity.model, "stage_grids", None)
+        grids = [size.grid] if stages is None else stages(size.image)
+        grid = f"{', '.join(f'{h} x {w}' for h, w in grids)} tokens, {size.how}"
     stem = stem_of(identity.model, tensors)
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    # a batch norm counts its batches in whole numbers, whatever the dtype of the weights
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()}
     buffers = {name for name, _ in identity.model.named_buffers()}
     return {
         "architecture": _architecture(identity),
@@ -104,6 +107,11 @@ def _describe_model(identity: Identity, checkpoint: Checkpoint) -> dict[str, str
         "dtype": ", ".join(sorted(dtypes)),
         "parameters": f"{sum(t.numel() for name, t in tensors.items() if name not in buffers):,}",
     }
+
+
+def _any_size(model: Any) -> str:
+    step: tuple[int, int] = getattr(model, "size_step", (1, 1))
+    return "of any size" if step == (1, 1) else f"of any multiple of {step[0]} x {step[1]} pixels"
 
 
 def _architecture(identity: Identity) -> str:
@@ -121,7 +129,7 @@ def _shape(identity: Identity) -> dict[str, str]:
         **identity.args,
     }
     depth, width = (next((told[key] for key in keys if key in told), None) for keys in (DEPTHS, WIDTHS))
-    hidden = f", hidden {_numbers(told['mlp_ratio'])} times that" if "mlp_ratio" in told else ""
+    hidden = f", hidden {_numbers(_alike(told['mlp_ratio']))} times that" if "mlp_ratio" in told else ""
     return {
         **({} if depth is None else {"depth": _numbers(depth)}),
         **({} if width is None else {"width": f"{_numbers(width)}{hidden}"}),
@@ -130,6 +138,11 @@ def _shape(identity: Identity) -> dict[str, str]:
 
 def _numbers(value: Any) -> str:
     return ", ".join(f"{v:g}" for v in value) if isinstance(value, list | tuple) else f"{value:g}"
+
+
+def _alike(value: Any) -> Any:
+    """One value for all stages, where they have the same."""
+    return value[0] if isinstance(value, list | tuple) and len(set(value)) == 1 else value
 
 
 def _in_words(args: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ def identify(
     families.check_model(model)
     state = checkpoint.state_dict
     nearest: list[Identity] = []
+    spoken: dict[str, None] = {}
     for places in _places(state, checkpoint.config, model, layout):
         readings = [
             Reading(family, names, state, checkpoint.config, layout, patch_size) for family, names in places
@@ -51,8 +52,15 @@ def identify(
         if refusals:
             raise refusals[0]
         nearest += [found for reading in readings for found in reading.by_sizes]
+        spoken |= dict.fromkeys(reading.in_words for reading in readings if reading.depends_on_sizes)
     if nearest:
         return _with_settings(nearest[0], checkpoint)
+    if spoken:
+        raise CheckpointError(
+            f"{checkpoint.source} has the names of {' or '.join(spoken)}, of none of its registered sizes; "
+            "there the names depend on the sizes: create the model with its own, and call "
+            "`gmlp_vision.load_checkpoint(model, FILE)`"
+        )
     known = ", ".join(families.title(family) for family in families.families())
     raise CheckpointError(
         f"{checkpoint.source} does not hold the weights of {model or 'a model known here'} ({known}), in "
@@ -120,9 +128,17 @@ def _with_settings(identity: Identity, checkpoint: Checkpoint) -> Identity:
     if not settings:
         return identity
     bare = {key: value for key, value in identity.args.items() if key not in settings}
-    default = settings_of(create(identity.family, identity.name, {**bare, "device": "meta"}))
+    default = _default_settings(identity, bare)
     # what the default model does not even have, such as the window of another mixer, is stated as well
     needed = {k: v for k, v in settings.items() if k not in default or differing({k: v}, default)}
     args = {**bare, **needed}
     model = create(identity.family, identity.name, {**args, "device": "meta"})
     return replace(identity, args=args, model=model)
+
+
+def _default_settings(identity: Identity, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a model that has these arguments and no others; none where there is no such model."""
+    try:
+        return settings_of(create(identity.family, identity.name, {**args, "device": "meta"}))
+    except (ValueError, TypeError):  # a pyramid of two stages has not the strides of its name's four
+        return {}

@@ -11,7 +11,7 @@ from torch import nn
 from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.adapt import account, adapt
 from gmlp_vision.checkpoints.grid import source_size
-from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, State, Tensors, to_ours
+from gmlp_vision.checkpoints.names import State, Tensors, to_ours
 from gmlp_vision.checkpoints.read import read_checkpoint
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.settings import check_settings, settings_of, settings_of_name, stated_settings
@@ -148,8 +148,8 @@ def _as_ours(
         check_settings(model, {**default, **stated_settings(config, own)}, report.source)
         return dict(state_dict)
     check_settings(model, other.settings, report.source)
-    tensors, left = to_ours(state_dict, other, other.rows_for(model) or (), model.state_dict())
-    report.dropped |= dict.fromkeys(left, LEFT_BY_A_TOOL)
+    tensors, dropped = to_ours(state_dict, other, other.rows_for(model) or (), model.state_dict())
+    report.dropped |= dropped
     return tensors
 
 

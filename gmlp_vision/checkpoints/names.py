@@ -21,6 +21,7 @@ State = dict[str, torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 
 LEFT_BY_A_TOOL = "left there by a tool, and no weight"
+FOR_A_DENSE_HEAD = "the norm of an earlier stage's output, for a dense head; this model has none there"
 OWN = "timm"  # the name of this package's own names, which follow timm's; they need no layout
 
 
@@ -60,7 +61,7 @@ class Layout:
             names depend on its depths.
         marks: Names of tensors that are in every such file, in their language; one that has them all is taken
             for one of this layout.
-        drop: Patterns of what a tool leaves in such files, such as '*.total_ops'.
+        drop: Patterns of what such files may hold and no model of ours has, such as '*.total_ops', and why.
         settings: The arguments, that no tensor shows, with which our model computes what theirs does.
         refuse: Raises a CheckpointError for a file that holds what has no counterpart here.
         cannot: What of a model of ours theirs cannot express, in words.
@@ -68,7 +69,7 @@ class Layout:
 
     rows: Sequence[Row] | Callable[[Any], Iterable[Row]]
     marks: tuple[str, ...]
-    drop: tuple[str, ...] = ()
+    drop: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     refuse: Callable[[Tensors], None] | None = None
     cannot: Callable[[Any], list[str]] | None = None
@@ -86,8 +87,8 @@ def to_ours(
     rows: Sequence[Row],
     like: Tensors,
     patch_size: tuple[int, int] | None = None,
-) -> tuple[State, list[str]]:
-    """A state dict in our names and shapes, and the names of what a tool left in it.
+) -> tuple[State, dict[str, str]]:
+    """A state dict in our names and shapes, and the names of what was dropped from it, and why.
 
     A tensor that the layout does not know keeps its name.
 
@@ -104,17 +105,18 @@ def to_ours(
         layout.refuse(state_dict)
     patterns = [(_pattern(row.theirs), row.ours, row.back) for row in rows]
     ours: State = {}
-    left = []
+    dropped = {}
     for name, tensor in state_dict.items():
-        if any(fnmatchcase(name, pattern) for pattern in layout.drop):
-            left.append(name)
+        why = next((why for pattern, why in layout.drop.items() if fnmatchcase(name, pattern)), None)
+        if why is not None:
+            dropped[name] = why
             continue
         new, change = _translate(name, patterns)
         if new in ours:
             raise CheckpointError(f"two tensors of the file are both {new}")
         target = Target(tuple(like[new].shape) if new in like else None, patch_size)
         ours[new] = tensor if change is None else change(tensor, target)
-    return ours, left
+    return ours, dropped
 
 
 def from_ours(state_dict: Tensors, rows: Sequence[Row]) -> State:
@@ -171,6 +173,15 @@ def network_rows(model: Any, parts: Callable[[int], Iterable[Row]]) -> Iterator[
         for ours, theirs, there, back in parts(s):
             yield Row(f"stages.{s}.blocks.{{j}}.{ours}", f"network.{number}.{{j}}.{theirs}", there, back)
         number += 1
+
+
+def dense_norms() -> dict[str, str]:
+    """For `Layout.drop`, where stages and downsamplings stand in one list.
+
+    As a backbone for dense heads such a network has a norm behind each stage, `norm0`, `norm2`, `norm4` and
+    `norm6`, and neither the final norm, in whose place the last one stands, nor a head.
+    """
+    return {f"norm{stage}.*": FOR_A_DENSE_HEAD for stage in (0, 2, 4)}
 
 
 def over_channels(name: str, module: nn.Module) -> str:

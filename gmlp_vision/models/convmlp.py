@@ -263,7 +263,8 @@ LAYOUTS = {
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the ConvMLP that has these tensors; None if they are not those of one."""
     depths, dims, ratios = [], [], []
-    for s in range(4):
+    stages = {key.split(".")[1] for key in state_dict if key.startswith("stages.")}
+    for s in range(len(stages)):
         name = "conv1.proj.weight" if s == 0 else "mlp1.fc1.weight"
         wide = state_dict.get(f"stages.{s}.blocks.0.{name}")
         if wide is None or wide.ndim < 2 or min(wide.shape) < 1:

@@ -25,7 +25,15 @@ from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from gmlp_vision.checkpoints.families import pyramid_sizes
-from gmlp_vision.checkpoints.names import Layout, Row, as_kernel, as_matrix, network_rows
+from gmlp_vision.checkpoints.names import (
+    LEFT_BY_A_TOOL,
+    Layout,
+    Row,
+    as_kernel,
+    as_matrix,
+    dense_norms,
+    network_rows,
+)
 from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.resample import Grid
@@ -122,6 +130,8 @@ def rows(model: Any) -> Iterator[Row]:
     """Their names: stages and downsamplings stand in one list."""
     yield Row("stem.proj", "patch_embed.proj")
     yield from network_rows(model, lambda stage: PARTS)
+    yield Row("norm", "norm")
+    yield Row("norm", "norm6")  # of a backbone for dense heads
 
 
 LAYOUTS = {
@@ -129,7 +139,7 @@ LAYOUTS = {
     "shoufachen": Layout(
         rows=rows,
         marks=("patch_embed.proj.weight", "network.0.0.attn.sfc_h.weight"),
-        drop=("*.offset",),
+        drop={"*.offset": LEFT_BY_A_TOOL, **dense_norms()},
         settings={"norm_eps": 1e-5, "final_norm": True},
     ),
 }

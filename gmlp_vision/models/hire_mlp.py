@@ -26,7 +26,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from gmlp_vision.checkpoints.families import pyramid_sizes
-from gmlp_vision.checkpoints.names import Layout, Row, as_kernel, as_matrix, network_rows
+from gmlp_vision.checkpoints.names import Layout, Row, as_kernel, as_matrix, dense_norms, network_rows
 from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.norm import BatchNorm
@@ -196,6 +196,7 @@ def rows(model: Any) -> Iterator[Row]:
     yield Row("stem.norm.norm", "patch_embed.norm")
     yield from network_rows(model, lambda stage: [*PARTS, *region_rows(model.block_args["region"][stage])])
     yield Row("norm.norm", "norm")
+    yield Row("norm.norm", "norm6")  # of a backbone for dense heads
 
 
 LAYOUTS = {
@@ -203,6 +204,7 @@ LAYOUTS = {
     "ggjy": Layout(
         rows=rows,
         marks=("patch_embed.proj.weight", "network.0.0.attn.mlp_h1.weight"),
+        drop=dense_norms(),
         settings={"norm_eps": 1e-5, "final_norm": True},
     ),
 }

@@ -26,7 +26,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from gmlp_vision.checkpoints.families import pyramid_sizes
-from gmlp_vision.checkpoints.names import Layout, Row, Target
+from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, Layout, Row, Target
 from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.norm import BatchNorm
 from gmlp_vision.layers.posmlp import GqpeProjection
@@ -210,7 +210,7 @@ LAYOUTS = {
     "zhicaiwww": Layout(
         rows=tuple(rows(None)),
         marks=("patch_embed.projs.0.weight", "levels.0.encoder.0.gate_unit.pos.attention_centers"),
-        drop=("*.rel_indices",),
+        drop={"*.rel_indices": LEFT_BY_A_TOOL},
         settings={"norm_eps": 1e-6, "final_norm": True},
     ),
 }

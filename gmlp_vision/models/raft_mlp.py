@@ -265,9 +265,12 @@ LAYOUTS = {
 
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the RaftMLP that has these tensors; None if they are not those of one."""
-    if "stages.0.blocks.0.column_mixer.weight1" not in state_dict:
+    axes = [state_dict.get(f"stages.0.blocks.0.{axis}_mixer.weight1") for axis in ("column", "row")]
+    sizes = pyramid_sizes(state_dict, "mlp.fc1.weight")
+    if sizes is None or any(weight is None or weight.ndim != 2 for weight in axes):
         return None
-    return pyramid_sizes(state_dict, "mlp.fc1.weight")
+    # places times rafts, with the rafts and the stride of the released models
+    return {**sizes, "img_size": tuple(weight.shape[1] // 2 * 4 for weight in axes if weight is not None)}
 
 
 PAPER = cfg(

@@ -219,10 +219,9 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     found = [weight for weight in weights if weight is not None and weight.ndim == 3]
     if sizes is None or len(found) != len(sizes["depths"]):
         return None
-    windows = {round(weight.shape[1] ** 0.5) for weight in found}
-    if len(windows) > 1:
-        return None
-    return {**sizes, "window": windows.pop(), "heads": [len(weight) for weight in found]}
+    windows = [round(weight.shape[1] ** 0.5) for weight in found]
+    window = windows if len(set(windows)) > 1 else windows[0]
+    return {**sizes, "window": window, "heads": [len(weight) for weight in found]}
 
 
 PAPER = {

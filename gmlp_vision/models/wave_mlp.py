@@ -28,7 +28,16 @@ from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from gmlp_vision.checkpoints.families import pyramid_sizes
-from gmlp_vision.checkpoints.names import Layout, Row, as_kernel, as_matrix, network_rows, over_channels
+from gmlp_vision.checkpoints.names import (
+    LEFT_BY_A_TOOL,
+    Layout,
+    Row,
+    as_kernel,
+    as_matrix,
+    dense_norms,
+    network_rows,
+    over_channels,
+)
 from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.norm import BatchNorm, GroupNorm
@@ -185,6 +194,7 @@ def rows(model: Any) -> Iterator[Row]:
     yield Row("stem.norm.norm", "patch_embed.norm")
     yield from network_rows(model, lambda stage: parts)
     yield Row(over_channels("norm", model.norm), "norm")
+    yield Row(over_channels("norm", model.norm), "norm6")  # of a backbone for dense heads
 
 
 LAYOUTS = {
@@ -193,7 +203,7 @@ LAYOUTS = {
     "ggjy": Layout(
         rows=rows,
         marks=("patch_embed.proj.weight", "network.0.0.attn.tfc_h.weight"),
-        drop=("*total_ops", "*total_params"),
+        drop={"*total_ops": LEFT_BY_A_TOOL, "*total_params": LEFT_BY_A_TOOL, **dense_norms()},
         settings={"norm_eps": 1e-5, "final_norm": True},
     ),
 }

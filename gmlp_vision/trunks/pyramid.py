@@ -240,11 +240,15 @@ class Pyramid(Trunk):
 
     def grids(self, img_size: tuple[int, int], patch_size: tuple[int, int] | None = None) -> dict[str, Grid]:
         size, _ = self.sizes(img_size, patch_size)
-        by_stage = list(_grids(self.embeds(), size))
+        by_stage = self.stage_grids(size)
         return {
             name: by_stage[int(name.split(".")[1]) if name.startswith("stages.") else 0]
             for name in tied_layers(self)
         }
+
+    def stage_grids(self, img_size: tuple[int, int]) -> list[Grid]:
+        """The grid of each stage, (H, W) in tokens, for an image of (height, width) pixels."""
+        return list(_grids(self.embeds(), img_size))
 
     def resize_stem(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
         """Nothing: a convolution takes any size."""

@@ -68,9 +68,9 @@ def layers_shown(bank: FilterBank) -> FilterBank:
         ValueError: There is none, or they lie on several grids.
     """
     bank = bank.select(kind="token")
-    grids: dict[tuple[int, int], list[str]] = {}
+    grids: dict[tuple[int, int], dict[str, None]] = {}  # the blocks of each; a block may have several layers
     for layer in bank:
-        grids.setdefault(layer.grid, []).append(str(layer.block))
+        grids.setdefault(layer.grid, {})[str(layer.block)] = None
     if len(grids) > 1:
         told = "; ".join(f"{h} x {w} (layers {','.join(blocks)})" for (h, w), blocks in grids.items())
         raise ValueError(
