@@ -31,9 +31,9 @@ with what the code says.
 
 - **params** are with the head, **GMACs** half of what `torch.utils.flop_counter` counts, in 10^9, for the
   image given.
-- **any size**: *free*, nothing in it belongs to a token grid; *resampled*, what does is carried to the new grid
-  ([resampling.md](resampling.md)); *fixed*, made for one size, that of `img_size`. Sizes go in steps of the
-  patch, or of what is given; a pyramid without steps takes any.
+- **any size**: *free*, nothing in it belongs to a token grid; *resampled*, what does is carried to the new
+  grid ([resampling.md](resampling.md)); *fixed*, made for one size, that of `img_size`. Sizes go in steps of
+  the patch, or of what is given; a pyramid without steps takes any.
 - **filters**: which maps over tokens `gmlp-vision filters` shows ([filters.md](filters.md)).
 - **top-1**: what those who released the weights give, in % of ImageNet-1k; the family's file has the source.
   Only that of `gmlp_pico4` was measured here, on CIFAR-10.

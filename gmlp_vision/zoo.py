@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from fnmatch import filter as matching
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gmlp_vision.checkpoints.families import family_of_name, families, names_of
-from gmlp_vision.checkpoints.hub import WEIGHTS, did_you_mean
+from gmlp_vision.checkpoints.families import families, family_of_name, names_of
+from gmlp_vision.checkpoints.hub import WEIGHTS
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters.extract import find
 from gmlp_vision.layers.grid_tied import any_size
@@ -89,8 +90,10 @@ def find_names(pattern: str | None = None) -> list[str]:
     names = [name for family in families() for name in names_of(family)]
     found = names if pattern is None else matching(names, pattern)
     if not found:
-        words = (pattern or "").strip("*?")
-        raise UserError(f"no name of the zoo matches {pattern!r}{did_you_mean(words)}")
+        known = [*names, *dict.fromkeys(f"{name.partition('_')[0]}_*" for name in names)]
+        close = get_close_matches(str(pattern), known)
+        hint = f"did you mean {' or '.join(close)}" if close else "without a pattern it lists all"
+        raise UserError(f"no name of the zoo matches {pattern!r}; {hint}")
     return found
 
 
@@ -138,7 +141,7 @@ def places(name: str) -> Iterable[Place]:
 
 
 def licence(name: str) -> str:
-    """What the authors of its code or weights say; '' where it has neither, since it is this project's then."""
+    """What the authors of its code or weights say; '' where there is neither of theirs."""
     cfg = timm.get_pretrained_cfg(name)
     theirs = cfg is not None and (cfg.origin_url or cfg.hf_hub_id or cfg.url or cfg.file)
     return (cfg.license or "unknown") if theirs else ""

@@ -31,16 +31,13 @@ def call(args: argparse.Namespace) -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Each column as wide as its widest cell; numbers end together."""
+    """The lines of a table, the first row its head: each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    numbers = [
-        all(cell[-1:].isdigit() or cell == "-" for cell in column[1:]) for column in zip(*rows, strict=True)
-    ]
-    numbers[0] = False  # many names end in one
+    right = [title in ("params", "GMACs", "image", "top-1") for title in rows[0]]
     return [
         "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numbers, strict=True)
+            cell.rjust(width) if numbers else cell.ljust(width)
+            for cell, width, numbers in zip(row, widths, right, strict=True)
         ).rstrip()
         for row in rows
     ]
