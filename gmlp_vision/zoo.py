@@ -130,7 +130,7 @@ def size_rule(model: Any) -> str:
 def places(name: str) -> Iterable[Place]:
     """Every place that a name's cfgs have weights at."""
     for tag in timm.list_models(f"{name}.*", pretrained=True, exclude_filters="") or []:
-        cfg = timm.get_pretrained_cfg(tag)
+        cfg: Any = timm.get_pretrained_cfg(tag)
         if cfg.hf_hub_id:
             yield Place(cfg.hf_hub_id, f"https://huggingface.co/{cfg.hf_hub_id}")
         elif cfg.file:
@@ -142,8 +142,8 @@ def places(name: str) -> Iterable[Place]:
 
 def licence(name: str) -> str:
     """What the authors of its code or weights say; '' where there is neither of theirs."""
-    cfg = timm.get_pretrained_cfg(name)
-    theirs = cfg is not None and (cfg.origin_url or cfg.hf_hub_id or cfg.url or cfg.file)
+    cfg: Any = timm.get_pretrained_cfg(name)
+    theirs = cfg.origin_url or cfg.hf_hub_id or cfg.url or cfg.file
     return (cfg.license or "unknown") if theirs else ""
 
 
