@@ -92,7 +92,7 @@ def find_names(pattern: str | None = None) -> list[str]:
     if not found:
         known = [*names, *dict.fromkeys(f"{name.partition('_')[0]}_*" for name in names)]
         close = get_close_matches(str(pattern), known)
-        hint = f"did you mean {' or '.join(close)}" if close else "without a pattern it lists all"
+        hint = f"did you mean {' or '.join(close)}?" if close else "without a pattern it lists all"
         raise UserError(f"no name of the zoo matches {pattern!r}; {hint}")
     return found
 
