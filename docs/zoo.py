@@ -1,150 +1,111 @@
-"""Writes docs/zoo.md and the table of families in README.md, from what the families and their layers say.
+"""Writes docs/zoo.md and the table of families in README.md, from what gmlp_vision.zoo says.
 
     python docs/zoo.py
 
-Nothing in them is typed by hand: parameters and multiply-adds are counted on the meta device.
+Nothing in them is typed by hand.
 """
 
 import sys
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
 
-import timm
-import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
-
-import gmlp_vision  # noqa: F401  registers the names
 from gmlp_vision.atomic import write_file
 from gmlp_vision.checkpoints.families import families, names_of, title
 from gmlp_vision.errors import UserError
-from gmlp_vision.layers.ask import operators
-from gmlp_vision.layers.grid_tied import any_size
-from gmlp_vision.trunks import Trunk
+from gmlp_vision.zoo import COLUMNS, EVIDENCE, Name, Place, describe, joined
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README = ROOT / "docs/zoo.md", ROOT / "README.md"
 BEGIN, END = "<!-- begin: written by docs/zoo.py -->\n", "<!-- end -->\n"
 
-HEAD = """<!-- written by docs/zoo.py; edit the families' files instead -->
+MEANINGS = ";\n".join(f"- *{what}*: {means}" for what, means in EVIDENCE.items())
+
+HEAD = f"""<!-- written by docs/zoo.py; edit the families' files instead -->
 # The zoo
 
 Every registered name, family by family; a family's file under `gmlp_vision/models/` has the equation, the
-shapes and the source of each size. Parameters are with the head, multiply-adds (GMACs) half of what
-`torch.utils.flop_counter` counts at the image size given. Both are counted by `python docs/zoo.py`, which
-writes this page; `tests/test_zoo_docs.py` compares it with what the code says.
+shapes and the source of each size. `gmlp-vision zoo "gfnet_*"` prints the rows of some. They are counted and
+asked by `gmlp_vision/zoo.py`; `python docs/zoo.py` writes this page, and `tests/test_zoo_docs.py` compares it
+with what the code says.
 
-"Any size": *free*, nothing in it belongs to a token grid; *resampled*, what does is carried to the new grid
-([resampling.md](resampling.md)); *fixed*, made for one size.
-"Filters": which maps over tokens `gmlp-vision filters` shows ([filters.md](filters.md)).
+- **params** are with the head, **GMACs** half of what `torch.utils.flop_counter` counts, in 10^9, for the
+  image given.
+- **any size**: *free*, nothing in it belongs to a token grid; *resampled*, what does is carried to the new
+  grid ([resampling.md](resampling.md)); *fixed*, made for one size, that of `img_size`. Sizes go in steps of
+  the patch, or of what is given; a pyramid without steps takes any.
+- **filters**: which maps over tokens `gmlp-vision filters` shows ([filters.md](filters.md)).
+- **top-1**: what those who released the weights give, in % of ImageNet-1k; the family's file has the source.
+  Only that of `gmlp_pico4` was measured here, on CIFAR-10.
+- **licence**: of the authors' code and weights, *unknown* where they state none, - where nothing of theirs is
+  out. What is in this repository is under Apache-2.0.
+- **weights**: [weights.md](weights.md) says how to load those that are behind a page.
+
+What was verified of a family:
+
+{MEANINGS}.
 """
-
-
-class Name(NamedTuple):
-    """What there is to say about a registered name."""
-
-    name: str
-    parameters: int
-    gmacs: float
-    image: tuple[int, int]
-    any_size: str
-    filters: tuple[str, ...]
-    no_filters: tuple[str, ...]
-    weights: str
-
-
-@cache
-def describe(name: str) -> Name:
-    model: Any = timm.create_model(name, device="meta")
-    _, height, width = timm.models.get_model_input_config(model)["input_size"]
-    with FlopCounterMode(display=False) as counter:
-        model(torch.empty(1, model.in_chans, height, width, device="meta"))
-    return Name(
-        name,
-        sum(p.numel() for p in model.parameters()),
-        counter.get_total_flops() / 2e9,
-        (height, width),
-        size_rule(model),
-        *filters(model),
-        weights(name),
-    )
-
-
-def size_rule(model: Any) -> str:
-    """'free', 'resampled' or 'fixed'; a class of timm's says only whether it is fixed."""
-    if isinstance(model, Trunk):
-        return any_size(model)[0]
-    return "fixed" if timm.models.get_model_input_config(model)["fixed_input_size"] else "free"
-
-
-def filters(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The kinds of maps over tokens that its layers hold; and what those say that hold none."""
-    stem: Any = model.stem if hasattr(model, "stem") else model
-    kinds, reasons = {}, {}
-    for module in model.modules():
-        for operator in operators(module, stem.grid_size):
-            kinds[operator.kind] = None
-        if reason := getattr(type(module), "NO_OPERATOR", ""):
-            reasons[reason] = None
-    return tuple(kinds), tuple(reasons)
-
-
-def weights(name: str) -> str:
-    """Every place that a name's cfgs have weights at."""
-    places = []
-    for tag in timm.list_models(f"{name}.*", pretrained=True, exclude_filters="") or []:
-        cfg = timm.get_pretrained_cfg(tag)
-        if cfg.hf_hub_id:
-            places.append(f"[{cfg.hf_hub_id}](https://huggingface.co/{cfg.hf_hub_id})")
-        elif cfg.file:
-            places.append(f"[in this package](../weights/{tag}/README.md)")
-        elif cfg.url:
-            places.append(f"[{cfg.url.rpartition('/')[2]}]({cfg.url})")
-    return ", ".join(places) or "none public"
 
 
 def section(family: ModuleType) -> str:
     """A family's heading, source and table for docs/zoo.md."""
     first, *_ = (family.__doc__ or "").split("\n\n")
     paper = " ".join(first.partition(":")[2].split()).rstrip(".")
-    lines = [f"## {title(family)}", "", f"{paper}. {family.SOURCE}", ""]
-    lines += [
-        "| name | parameters | GMACs | image | any size | filters | weights |",
-        "|---|---|---|---|---|---|---|",
-    ]
     rows = [describe(name) for name in names_of(family)]
-    for row in rows:
-        lines.append(
-            f"| `{row.name}` | {row.parameters:,} | {row.gmacs:.2f} | {row.image[0]} x {row.image[1]} | "
-            f"{row.any_size} | {joined(row.filters)} | {row.weights} |"
-        )
     reasons = {reason: None for row in rows for reason in row.no_filters}
-    lines += [f"\nWhere there are no filters: {'; '.join(reasons)}."] if reasons else []
-    return "\n".join(lines) + "\n"
+    verified = f" Verified: {', '.join(family.VERIFIED)}." if family.VERIFIED else ""
+    return "\n".join(
+        [
+            f"## {title(family)}\n",
+            f"{paper}. {family.SOURCE}{verified}\n",
+            *table(COLUMNS, [cells(row) for row in rows]),
+            *([f"\nWhere there are no filters: {'; '.join(reasons)}."] if reasons else []),
+            "",
+        ]
+    )
 
 
-def joined(words: Iterable[str]) -> str:
-    """Each once, in their order; 'none' for none."""
-    return ", ".join(dict.fromkeys(words)) or "none"
+def cells(row: Name) -> list[str]:
+    """As Name.cells, with links."""
+    name, *values, _ = row.cells()
+    return [f"`{name}`", *values, joined(map(link, row.weights))]
+
+
+def link(place: Place) -> str:
+    at = place.link if "://" in place.link else f"../{place.link}"
+    return f"[{place.title}]({at})"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    first, *others = (f"| {' | '.join(line)} |" for line in (head, *rows))
+    return [first, f"|{'---|' * len(head)}", *others]
 
 
 def summary() -> str:
     """The table of README.md: one row a family."""
-    lines = ["| family | names | any size | filters | source |", "|---|---|---|---|---|"]
-    for family in families():
-        names = names_of(family)
-        rows = [describe(name) for name in names]
-        sizes = joined(row.any_size for row in rows)
-        shown = joined(kind for row in rows for kind in row.filters)
-        listed = ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else "")
-        anchor = title(family).lower().replace(" ", "-").replace("'", "")
-        lines.append(
-            f"| [{title(family)}](docs/zoo.md#{anchor}) | {listed} | {sizes} | {shown} | {family.SOURCE} |"
-        )
-    return "\n".join(lines) + "\n"
+    head = ("family", "names", "params, M", "GMACs", "any size", "public weights", "verified")
+    return "\n".join([*table(head, [summary_of(family) for family in families()]), ""])
+
+
+def summary_of(family: ModuleType) -> list[str]:
+    names = names_of(family)
+    rows = [describe(name) for name in names]
+    anchor = title(family).lower().replace(" ", "-").replace("'", "")
+    public = sum(bool(row.weights) for row in rows)
+    return [
+        f"[{title(family)}](docs/zoo.md#{anchor})",
+        ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else ""),
+        span([row.parameters / 1e6 for row in rows]),
+        span([row.gmacs for row in rows]),
+        joined(row.any_size.partition(",")[0] for row in rows),
+        f"{public} of {len(rows)}" if public else "none",
+        ", ".join(family.VERIFIED) or "-",
+    ]
+
+
+def span(values: Sequence[float]) -> str:
+    ends = dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values)))
+    return " to ".join(ends)
 
 
 def page() -> str:

@@ -10,6 +10,7 @@ import timm
 import torch
 from tiny import images, perturb, same
 
+from gmlp_vision.checkpoints.names import from_ours, to_ours
 from gmlp_vision.filters import extract
 from gmlp_vision.layers.grid_tied import any_size
 
@@ -57,6 +58,27 @@ def test_the_toy_works(toy: types.ModuleType) -> None:
     block, tokens = model.blocks[0].double(), torch.randn(1, 2, 3, 16, dtype=torch.float64)
     mixed = tokens + block.mixer(block.norm1(tokens))
     same(block(tokens).detach(), (mixed + block.mlp(block.norm2(mixed))).detach())
+
+
+def test_the_toy_pyramid_works(toy: types.ModuleType) -> None:
+    model = perturb(toy.RowMeanPyramid(embed_dims=(8, 12), depths=(1, 2), num_classes=5, img_size=32)).eval()
+    x = images()
+    assert model(x).std() > 1e-3
+    assert model(images(1, 3, 21, 40)).shape == (
+        1,
+        5,
+    )  # nothing belongs to a grid, and no stage leaves a rest
+    assert model.size_step == (1, 1)
+    assert [level.shape for level in model.forward_intermediates(x)[1]] == [(2, 8, 8, 8), (2, 12, 4, 4)]
+    state, layout = model.state_dict(), toy.LAYOUTS["theirs"]
+    theirs = from_ours(state, layout.rows_for(model))
+    assert set(layout.marks) < theirs.keys()
+    assert theirs["network.2.1.attn.fc.weight"].shape == (12, 12, 1, 1)
+    back, left = to_ours(theirs, layout, layout.rows_for(model), state)
+    assert not left
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+    wrong = toy.RowMeanPyramid(embed_dims=(8, 8, 8), depths=(1, 1, 1), strides=(4, 1, 2), mlp_ratio=2.0)
+    to_ours(theirs, layout, layout.rows_for(wrong), wrong.state_dict())  # raises nothing
 
 
 def test_files_that_the_page_names_exist() -> None:

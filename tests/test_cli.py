@@ -56,7 +56,17 @@ def helps() -> dict[str, str]:
 
 
 def test_the_help_of_every_command_has_an_example_that_parses() -> None:
-    assert sorted(helps()) == ["convert", "demo", "export", "filters", "info", "recipe", "run", "verify"]
+    assert sorted(helps()) == [
+        "convert",
+        "demo",
+        "export",
+        "filters",
+        "info",
+        "recipe",
+        "run",
+        "verify",
+        "zoo",
+    ]
     for title, text in helps().items():
         example = text.splitlines()[-1]
         assert example.startswith("example: "), title

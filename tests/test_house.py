@@ -35,7 +35,7 @@ GROUND_UP = [
     {"filters", "trunks"},
     {"models"},
     {""},  # the package's __init__
-    {"demo", "export", "run"},
+    {"demo", "export", "run", "zoo"},
     {"verify"},
     {"cli"},
 ]

@@ -6,12 +6,22 @@ A module a command: its `add` says what it takes, and its `call` imports what it
 from collections.abc import Sequence
 
 from gmlp_vision import __version__
-from gmlp_vision.cli import convert, demo, export, filters, info, recipe, run, verify
+from gmlp_vision.cli import convert, demo, export, filters, info, recipe, run, verify, zoo
 from gmlp_vision.cli.options import Parser
 from gmlp_vision.cli.streams import say, whole_output
 from gmlp_vision.errors import UserError
 
-COMMANDS = (convert.add, demo.add, export.add, filters.add, info.add, recipe.add, run.add, verify.add)
+COMMANDS = (
+    convert.add,
+    demo.add,
+    export.add,
+    filters.add,
+    info.add,
+    recipe.add,
+    run.add,
+    verify.add,
+    zoo.add,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

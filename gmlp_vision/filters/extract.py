@@ -87,7 +87,7 @@ class Found(NamedTuple):
 def _read(model: nn.Module, title: str, grid: Grid | None, how: str) -> FilterBank:
     """The bank of a live network; `how` tells whence it knows a grid that it has of its own."""
     with torch.no_grad():
-        found = sorted(_find(model, title, grid), key=lambda x: x.block)
+        found = sorted(find(model, title, grid), key=lambda x: x.block)
     if not found:
         raise ValueError(_nothing(model, title))
     networks = sorted({repr(x.network) for x in found})
@@ -113,7 +113,7 @@ def _read(model: nn.Module, title: str, grid: Grid | None, how: str) -> FilterBa
 # -- pieces --------------------------------------------------------------------------------------------------
 
 
-def _find(model: nn.Module, title: str, grid: Grid | None) -> Iterator[Found]:
+def find(model: nn.Module, title: str, grid: Grid | None) -> Iterator[Found]:
     counts: Counter[str] = Counter()  # the blocks of each network
     block = 0
     met: list[Grid] = []  # what embeddings and layers have said, the latest last

@@ -48,6 +48,7 @@ torch.fx.wrap("matmul_float32")
 torch.fx.wrap("depthwise_conv_float32")
 
 SOURCE = "A reading of the paper; no weights and no code of its image models were published."
+VERIFIED = ("count", "equation")
 
 LOG_WEIGHTS = "log-weights: exp of it mixes"
 

@@ -38,6 +38,7 @@ SOURCE = (
     "A reading of the paper, which has it for language only; no weights were published. Equal to "
     "lucidrains' gMLPVision with `attn_dim`."
 )
+VERIFIED = ("equation",)
 
 
 class TinyAttention(nn.Module):

@@ -35,6 +35,7 @@ from gmlp_vision.trunks import Pyramid, cfg, create
 SOURCE = (
     "The released model: equal logits from the authors' code with the same weights, its CUDA shift apart."
 )
+VERIFIED = ("count", "equation", "authors' code")
 
 
 def axial_shift(x: torch.Tensor, dim: int, places: int) -> torch.Tensor:

@@ -43,6 +43,7 @@ from gmlp_vision.trunks import Isotropic, cfg, create
 torch.fx.wrap("correlate_in_groups")
 
 SOURCE = "A reading of the paper; no weights and no code were published."
+VERIFIED = ("count", "equation")
 
 
 def resample_offsets(weight: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:

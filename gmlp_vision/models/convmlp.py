@@ -34,6 +34,7 @@ from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks import Pyramid, cfg, create
 
 SOURCE = "The released model: equal logits from the authors' code with the same weights."
+VERIFIED = ("count", "equation", "authors' code")
 
 # a convolution, its batch norm and ReLU
 ConvUnit = partial(ConvEmbed, norm=BatchNorm, act=nn.ReLU, bias=False)

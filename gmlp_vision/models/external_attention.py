@@ -43,6 +43,7 @@ SOURCE = (
     "The mixer is the released multi-head one, on a trunk of this project's own; no weights of it were "
     "published."
 )
+VERIFIED = ("equation", "authors' code")
 
 
 class ExternalAttention(nn.Module):

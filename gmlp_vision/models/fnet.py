@@ -38,6 +38,7 @@ from gmlp_vision.trunks import Isotropic, cfg, create
 torch.fx.wrap("real_part_of_dft")
 
 SOURCE = "A reading of the paper, which is about texts; no weights and no code for images were published."
+VERIFIED = ("equation",)
 
 
 class FourierMixing(nn.Module):

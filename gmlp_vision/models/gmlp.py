@@ -41,6 +41,7 @@ SOURCE = (
     "Equal to timm's gMLP, so its released weights load as they are; `gmlp_pico4` is this "
     "project's own size, and the other units and kinds of W are readings of the papers."
 )
+VERIFIED = ("count", "equation", "authors' code", "released file")
 
 
 @fast_form(norm=nn.LayerNorm, mlp_channels=GatedMlp, drop_path=(DropPath, nn.Identity))

@@ -35,6 +35,7 @@ from gmlp_vision.layers.reweight import Reweight
 from gmlp_vision.trunks import Pyramid, cfg, create
 
 SOURCE = "The released model: equal logits from the authors' code with the same weights."
+VERIFIED = ("count", "equation", "authors' code")
 
 
 class RegionMlp(nn.Module):

@@ -34,6 +34,7 @@ from gmlp_vision.layers.resample import Grid, fixed
 from gmlp_vision.trunks import Pyramid, cfg, create
 
 SOURCE = "Faithful to the released code, with equal logits for the same weights; no weights were published."
+VERIFIED = ("count", "equation", "authors' code")
 
 REFUSAL = fixed(
     "the hidden layers of a RaftMLP over rows and columns have twice as many units as these have tokens and "

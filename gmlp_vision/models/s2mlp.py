@@ -35,6 +35,7 @@ from gmlp_vision.layers.shift import shift_four_ways
 from gmlp_vision.trunks import Isotropic, cfg, create
 
 SOURCE = "A reading of the paper; no weights and no code were published."
+VERIFIED = ("equation",)
 
 
 class SpatialShift(nn.Module):

@@ -36,6 +36,7 @@ from gmlp_vision.layers.shift import shift_four_ways
 from gmlp_vision.trunks import Pyramid, cfg, create
 
 SOURCE = "A reading of the paper; no weights and no code were published."
+VERIFIED = ("count", "equation")
 
 
 class SplitAttention(Reweight):

@@ -50,6 +50,7 @@ from gmlp_vision.layers.token_mlp import TokenMlp, TokenReader, TokenWriter
 from gmlp_vision.trunks import Isotropic, cfg, create
 
 SOURCE = "A reading of the paper; no weights and no code were published."
+VERIFIED = ("equation",)
 
 
 class Represent1(nn.Module):

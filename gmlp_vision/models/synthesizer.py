@@ -46,6 +46,7 @@ from gmlp_vision.trunks import Isotropic, cfg, create
 torch.fx.wrap("at_least_float32")
 
 SOURCE = "A reading of the paper, which has no image models; no weights of one were published."
+VERIFIED = ("equation",)
 
 
 def resample_pairs(scores: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
