@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import timm
-import torch
 from timm.models import (
     MixerBlock,
     MlpMixer,
@@ -68,7 +67,7 @@ ROWS = {
 # Does an optimizer train W, by how W starts? Learning rates other than the recipe's were chosen on held-out
 # training images (RESULTS.md).
 OPTIMIZERS = {
-    f"{opt}_{std}": Contender(f"{name}, W starts at {std}", "gmlp_pico4_scaled", {"init_std": std}, options)
+    f"{opt}_{std}": Contender(f"{name}, W starts at {std}", "gmlp_pico4", {"init_std": std}, options)
     for opt, name, options in (
         ("adamw", "AdamW", {}),
         ("lamb", "LAMB", {"opt": "lamb", "lr": "3e-2"}),
@@ -101,21 +100,9 @@ def gmlp_pico4_frozen(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 
 @register_model
-def gmlp_pico4_scaled(pretrained: bool = False, init_std: float = 1e-6, **kwargs: Any) -> nn.Module:
-    """gmlp_pico4 whose W starts as N(0, init_std squared): the same draw, so all else is the same too."""
-    model = timm.model_entrypoint("gmlp_pico4")(pretrained, **kwargs)
-    for module in model.modules():
-        if isinstance(module, SpatialProjection):
-            with torch.no_grad():
-                module.weight.mul_(init_std / module.init_std)
-            module.init_std = init_std
-    return model
-
-
-@register_model
 def gmlp_pico4_undecayed(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """gmlp_pico4_scaled whose W timm puts into the group of parameters without weight decay."""
-    model = gmlp_pico4_scaled(pretrained, **kwargs)
+    """gmlp_pico4 whose W timm puts into the group of parameters without weight decay."""
+    model = timm.model_entrypoint("gmlp_pico4")(pretrained, **kwargs)
     spatial = {name for name, module in model.named_modules() if isinstance(module, SpatialProjection)}
     model.no_weight_decay = lambda: {f"{name}.weight" for name in spatial}
     return model
