@@ -1,6 +1,10 @@
 """How timm's optimizers treat W, which starts 100,000 times smaller than it ends (docs/training.md)."""
 
+import re
+from pathlib import Path
+
 import pytest
+import timm
 import torch
 from timm.optim import create_optimizer_v2
 from tiny import images, tiny
@@ -51,3 +55,22 @@ def test_without_weight_decay_the_step_is_a_plain_one(opt: str, plain: str) -> N
     expected = step(plain, 1e-6, decay=0.0)[1]
     added = step(opt, 1e-6, decay=0.0)[1]
     torch.testing.assert_close(added, expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
+
+
+def test_the_lines_in_the_docs_spare_w_and_nothing_else() -> None:
+    page = (Path(__file__).parents[1] / "docs/training.md").read_text()
+    (code,) = [code for code in re.findall(r"```python\n(.+?)```", page, re.S) if "no_weight_decay" in code]
+    names = {"timm": timm, "model": tiny()}
+    exec(code, names)
+    groups = names["optimizer"].param_groups
+    spared = [p for group in groups if not group["weight_decay"] for p in group["params"] if p.ndim > 1]
+    assert len(spared) == 2
+    assert {id(p) for p in spared} == {id(p) for p in spatial(names["model"])}
+    assert names["optimizer"].__class__.__name__ == "Lamb"
+
+
+def test_grouping_by_linear_layers_misses_w_and_b() -> None:
+    model = tiny()
+    linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
+    missed = {name for name, p in model.named_parameters() if id(p) not in linear}
+    assert {f"blocks.0.mlp_channels.gate.proj.{part}" for part in ("weight", "bias")} <= missed

@@ -71,7 +71,7 @@ OPTIMIZERS = {
     for opt, name, options in (
         ("adamw", "AdamW", {}),
         ("lamb", "LAMB", {"opt": "lamb", "lr": "3e-2"}),
-        ("lars", "LARS", {"opt": "lars", "lr": "1"}),
+        ("lars", "LARS", {"opt": "lars", "lr": "0.1", "opt-kwargs": "trust_coeff=0.03"}),
     )
     for std in ("1e-6", "1e-4", "1e-3")
 }
