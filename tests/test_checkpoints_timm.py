@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+from timm.task import FeatureDistillationTask, LogitDistillationTask
 from tiny import TINY, images, perturb, same_weights, tiny
 from torch import nn
 
@@ -50,6 +51,25 @@ def test_another_size_by_the_overlay_or_by_converting_first(tmp_path: Path) -> N
     )
     assert same_weights(converted, overlaid)
     assert torch.equal(converted.state_dict()[W], resample_operator(source.state_dict()[W], (4, 4), (6, 6)))
+
+
+def test_a_converted_folder_teaches_at_another_size(tmp_path: Path) -> None:
+    """timm names a teacher and nothing more, so its size is that of its name or of its folder."""
+    source = tiny()
+    timm.models.save_for_hf(source, str(tmp_path / "of32"), model_args=TINY)
+    convert_file(tmp_path / "of32", tmp_path / "of48", img_size=(48, 48))
+    student = tiny(img_size=48, embed_dim=8)
+    losses = []
+    for task in (LogitDistillationTask, FeatureDistillationTask):
+        taught = task(student, f"local-dir:{tmp_path / 'of48'}", nn.CrossEntropyLoss(), verbose=False)
+        losses.append(taught(images(2, 3, 48, 48), torch.arange(2))["loss"])
+        losses[-1].backward()
+    assert all(loss > 0 for loss in losses)
+    source.set_input_size((48, 48))
+    assert same_weights(taught.teacher.model, source)
+    by_its_size = LogitDistillationTask(student, f"local-dir:{tmp_path / 'of32'}", nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match=r"48 x 48 pixels .* made for 32 x 32"):
+        by_its_size(images(2, 3, 48, 48), torch.arange(2))
 
 
 @pytest.mark.parametrize("safe", [True, False])

@@ -1,5 +1,6 @@
 """benchmarks/evidence/: its images, its models, its runs of train.py and its table."""
 
+import argparse
 import json
 import subprocess
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import torch
 import yaml
 from benchmark_scripts import load
 from timm.data import resolve_input_data_config
+from timm.optim import create_optimizer_v2
+from timm.utils import CheckpointSaver, ParseKwargs
 from tiny import images, perturb
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -22,6 +25,7 @@ from gmlp_vision.shipped import find_recipe
 modules = load("evidence")
 evidence, make_subset, report = modules.evidence, modules.subset.make_subset, modules.report.report
 ROWS, parameters = modules.evidence_models.ROWS, modules.evidence_models.parameters
+OPTIMIZERS, optimizers = modules.evidence_models.OPTIMIZERS, modules.report.optimizers
 
 RECIPE = yaml.safe_load(find_recipe("gmlp_pico4_10k").read_text())
 FROZEN = [f"blocks.{i}.mlp_channels.gate.proj.weight" for i in range(8)]
@@ -91,20 +95,46 @@ def test_a_subset_that_was_changed_is_refused(
 # -- the models ---------------------------------------------------------------------------------------------
 
 
-def make(row: str) -> nn.Module:
+def make(row: str, **model_kwargs: object) -> nn.Module:
     """As train.py makes it with the recipe."""
+    contender = evidence.ALL[row]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-kwargs", nargs="*", action=ParseKwargs)
+    words = [f"{key}={value}" for key, value in contender.model_kwargs.items()]
     return timm.create_model(
-        ROWS[row].model,
+        contender.model,
         num_classes=RECIPE["num_classes"],
         drop_path_rate=RECIPE["drop_path"],
-        **ROWS[row].model_kwargs,
+        **parser.parse_args(["--model-kwargs", *words]).model_kwargs,
+        **model_kwargs,
     )
 
 
 def test_parameters_are_within_a_twentieth() -> None:
-    assert parameters(ROWS["gmlp"]) == 1_236_106
+    assert parameters(ROWS["gmlp"], {}) == 1_236_106
     for name, row in ROWS.items():
-        assert abs(parameters(row) / 1_236_106 - 1) <= 0.05, name
+        assert abs(parameters(row, row.model_kwargs) / 1_236_106 - 1) <= 0.05, name
+
+
+@pytest.mark.parametrize("row", OPTIMIZERS)
+def test_rows_of_optimizers_start_alike_but_for_the_scale_of_w(row: str) -> None:
+    torch.manual_seed(0)
+    plain = timm.create_model("gmlp_pico4", num_classes=10, depth=2, embed_dim=16).state_dict()
+    torch.manual_seed(0)
+    started = make(row, depth=2, embed_dim=16).state_dict()
+    scale = float(OPTIMIZERS[row].model_kwargs["init_std"]) / 1e-6
+    for name, tensor in plain.items():
+        tensor *= scale if name.endswith("gate.proj.weight") else 1.0
+    torch.testing.assert_close(started, plain)
+
+
+@pytest.mark.parametrize("row", OPTIMIZERS)
+def test_w_has_weight_decay_but_in_one_row(row: str) -> None:
+    model = make(row, depth=2, embed_dim=16)
+    groups = create_optimizer_v2(model, opt="sgd", lr=0.1, weight_decay=0.05).param_groups
+    free = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    matrices = [name for name, p in model.named_parameters() if p.ndim > 1 and id(p) in free]
+    assert matrices == (FROZEN[:2] if row == "lamb_undecayed" else [])
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -199,6 +229,15 @@ def test_a_row_runs_what_is_missing_of_it(
         f"| constant | {ROWS['constant'].title} | 1,236,106 | 3, 4 | 44.00 | 0.71 | 43.50 | 44.50 |" in told
     )
     assert "given --epochs 2 (constant seed 4)" in told
+
+
+def test_a_row_says_what_is_its_own_and_keeps_the_recipes_model_kwargs() -> None:
+    row = evidence.Contender("", "a_model", {"b": "2", "c": "3"}, {"opt": "lamb", "weight-decay": "0.1"})
+    words = evidence.options_of(row, {"model_kwargs": {"a": 1, "b": 1}})
+    assert " ".join(words[: words.index("--model")]) == (
+        "--opt lamb --weight-decay 0.1 --model-kwargs a=1 b=2 c=3"
+    )
+    assert "--model-kwargs" not in evidence.options_of(ROWS["gmlp"], {"model_kwargs": {"a": 1}})
 
 
 @pytest.mark.parametrize("word", ["--model", "--seed=8"])
@@ -307,14 +346,35 @@ def test_the_table_says_where_a_run_left_the_recipe(tmp_path: Path) -> None:
     assert told.count("Other than the recipe") == 1
 
 
+def test_the_table_of_optimizers_says_how_far_w_went(tmp_path: Path) -> None:
+    for seed, rms in ((0, 3e-3), (1, 5e-3)):
+        finished(tmp_path, "lamb_1e-3", seed, 40.0 + seed, opt="lamb", lr=0.03)
+        model = make("lamb_1e-3", depth=2, embed_dim=16)
+        for i, block in enumerate(model.blocks):
+            nn.init.constant_(block.mlp_channels.gate.proj.weight, rms * (1 + i))
+        folder = str(tmp_path / f"lamb_1e-3/seed{seed}")
+        asked = argparse.Namespace(model=OPTIMIZERS["lamb_1e-3"].model)
+        optimizer = torch.optim.SGD(model.parameters())
+        CheckpointSaver(model, optimizer, asked, checkpoint_dir=folder).save_checkpoint(4)
+    rows = optimizers(tmp_path, [0, 1], RECIPE).splitlines()
+    title = OPTIMIZERS["lamb_1e-3"].title
+    # the mean of 3 and 6, and of 5 and 10, in thousandths
+    assert rows[2] == (f"| lamb_1e-3 | {title} | 0.03 | 0, 1 | 40.50 | 0.71 | 40.00 | 41.00 | 6.0e-03 | 6 |")
+    assert "Other than the recipe" not in "".join(rows)  # since the row says so itself
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["table", "--epochs", "1"], "table takes no --epochs 1"),
+        (["optimizers", "--epochs", "1"], "optimizers takes no --epochs 1"),
+        (["table", "--recipe", "gmlp"], "no recipe is named 'gmlp'; there are gmlp_b16_in1k, "),
         (["images"], "images needs --data-dir"),
         (["gmlp", "--data-dir", "/data/cifar10"], "gmlp needs --scripts"),
     ],
 )
 def test_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert evidence.main(argv) == 2
-    assert capsys.readouterr().err == f"evidence.py: {message}\n"
+    err = capsys.readouterr().err
+    assert err.startswith(f"evidence.py: {message}")
+    assert err.count("\n") == 1

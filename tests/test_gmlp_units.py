@@ -1,5 +1,6 @@
 """gMLP's other spatial units: how they start, the fast form, files of them. test_zoo.py has the rest."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from gmlp_vision import CheckpointError, load_checkpoint
 from gmlp_vision.checkpoints import build, convert_file
 from gmlp_vision.errors import UserError
+from gmlp_vision.layers.ask import operators
 from gmlp_vision.layers.spatial_gating import UNITS
 from gmlp_vision.models.gmlp import GMlp, GMlpBlock
 
@@ -50,6 +52,43 @@ def test_the_operator_says_how_it_started(unit: str) -> None:
     proj = model.blocks[0].mlp_channels.gate.proj
     (operator,) = proj.operators((16, 16))
     assert operator.weight.std().item() == pytest.approx(operator.init_std, rel=0.02)
+
+
+@pytest.mark.parametrize("spatial", ["dense", "toeplitz", "lrpe"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_init_std_is_the_scale_of_w_and_of_nothing_else(unit: str, spatial: str) -> None:
+    def made(**kwargs: float) -> GMlp:
+        torch.manual_seed(0)
+        return GMlp(**{**TINY, "unit": unit, "spatial": spatial}, **kwargs)
+
+    model, plain = made(init_std=1e-3), made().state_dict()
+    assert [layer.init_std for layer in operators(model.blocks[0].mlp_channels.gate.proj, (4, 4))] == [1e-3]
+    scaled = [name for name in plain if name.endswith(("gate.proj.weight", "gate.proj.table"))]
+    assert len(scaled) == TINY["depth"]
+    for name in scaled:
+        plain[name] *= 1e-3 / (0.25 if unit == "linear" else 1e-6)
+    torch.testing.assert_close(model.state_dict(), plain)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"init_std": -1e-3}, "init_std is -0.001; expected a number, 0 or more"),
+        ({"init_std": float("nan")}, "init_std is nan; expected a number"),
+        ({"init_std": 1e-3, "spatial": "gqpe"}, "init_std is 0.001; expected None: the W of spatial='gqpe' "),
+    ],
+)
+def test_init_std_that_w_cannot_have(kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        GMlp(**TINY, **kwargs)
+
+
+def test_a_file_does_not_care_how_w_started(tmp_path: Path) -> None:
+    source = tiny(init_std=1e-3)
+    timm.models.save_for_hf(source, str(tmp_path / "folder"), model_args={**TINY, "init_std": 1e-3})
+    model = tiny()
+    load_checkpoint(model, tmp_path / "folder")
+    assert same_weights(model, source)
 
 
 # -- the fast form ------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ import pytest
 import timm
 import yaml
 from PIL import Image
-from timm.data import create_transform
+from timm.data import create_transform, resolve_input_data_config
+from timm.models import resolve_model_input_args
 
 import gmlp_vision  # noqa: F401 - registers the models
 from gmlp_vision.cli import main
@@ -223,3 +224,22 @@ def test_unknown_name_is_one_line_with_the_names(capsys: pytest.CaptureFixture[s
     assert out == ""
     assert err.count("\n") == 1
     assert all(word in err for word in ("'gmlp_s16'", *NAMES))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "size"),
+    [
+        ({"input_size": [3, 48, 32]}, {}, (3, 48, 32)),
+        ({"img_size": 48}, {}, (3, 48, 48)),
+        ({"in_chans": 1}, {}, (1, 32, 32)),
+        ({"input_size": [3, 48, 48]}, {"img_size": 48}, (3, 48, 48)),
+    ],
+)
+def test_one_option_sizes_model_and_loader_in_newer_train_py(
+    args: dict, kwargs: dict, size: tuple[int, int, int]
+) -> None:
+    """By 1.0.31 train.py makes the model by timm's `resolve_model_input_args`, says timm's own test."""
+    resolved = resolve_model_input_args("gmlp_pico4", args, num_classes=10, **kwargs)
+    model = timm.create_model(**resolved, device="meta")
+    assert (model.in_chans, *model.stem.img_size) == size
+    assert resolve_input_data_config(model, args)["input_size"] == size

@@ -2,11 +2,14 @@
 
     python benchmarks/evidence/evidence.py ROW --data-dir /data/cifar10 --scripts pytorch-image-models
     python benchmarks/evidence/evidence.py table
+    python benchmarks/evidence/evidence.py optimizers
     python benchmarks/evidence/evidence.py images --data-dir /data/cifar10
 
-ROW is one of gmlp, frozen, constant, resmlp, mixer, vit. Each is trained by timm's own train.py, out of the
-folder --scripts, with the recipe gmlp_pico4_10k, once a seed. Options that are not known here go to train.py
-as they are. `images` makes the folder of the 10,000 images alone, which else the first row makes.
+ROW is one of gmlp, frozen, constant, resmlp, mixer, vit, or {adamw, lamb, lars}_{1e-6, 1e-4, 1e-3}: an
+optimizer and the standard deviation of W at its start. `table` sums up the first six, `optimizers` the rest.
+Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
+that are not known here go to train.py as they are. `images` makes the folder of the 10,000 images alone,
+which else the first row makes.
 
 A finished run is kept, so a row that was stopped goes on with the same command. A run that was stopped starts
 anew: resumed, it would draw the images in another order. Rows may run at the same time, once the images are
@@ -21,13 +24,14 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
-from evidence_models import ROWS, Contender
-from report import folder_of, last_top1, machine, read_options, report
+from evidence_models import OPTIMIZERS, ROWS, Contender
+from report import folder_of, last_top1, machine, optimizers, read_options, report
 from subset import make_subset
 from tqdm import tqdm
 
@@ -36,7 +40,8 @@ from gmlp_vision.errors import UserError
 from gmlp_vision.run import find_script
 from gmlp_vision.shipped import find_recipe
 
-RECIPE = "gmlp_pico4_10k"
+ALL = {**ROWS, **OPTIMIZERS}
+TABLES = {"table": report, "optimizers": optimizers}
 SUBSET = "cifar10_10k"
 # What a row sets itself: train.py takes the last word, and the table would tell of the first.
 FIXED = ("-c", "--config", "--model", "--model-kwargs", "--device-modules", "--seed", "--experiment")
@@ -44,10 +49,11 @@ FIXED = ("-c", "--config", "--model", "--model-kwargs", "--device-modules", "--s
 
 def run(args: argparse.Namespace) -> None:
     """Trains what is missing of a row, prints the table, or makes the folder of images alone."""
-    if args.row == "table":
-        print(report(args.output, args.seeds, yaml.safe_load(find_recipe(RECIPE).read_text())))
+    recipe = yaml.safe_load(find_recipe(args.recipe).read_text())
+    if args.row in TABLES:
+        print(TABLES[args.row](args.output, args.seeds, recipe))
         return
-    script = find_script(str(args.scripts / "train.py")) if args.row in ROWS else None
+    script = find_script(str(args.scripts / "train.py")) if args.row in ALL else None
     make_subset(args.data_dir, args.output / SUBSET)
     if script is None:
         print(args.output / SUBSET)
@@ -55,10 +61,20 @@ def run(args: argparse.Namespace) -> None:
     for seed in tqdm(args.seeds, desc=args.row, unit="run"):
         folder = folder_of(args.output, args.row, seed)
         if not folder.exists():
-            train(script, folder, ROWS[args.row], seed, args.further)
+            options = ["--config", str(find_recipe(args.recipe)), *options_of(ALL[args.row], recipe)]
+            train(script, folder, options, seed, args.further)
 
 
-def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequence[str]) -> None:
+def options_of(row: Contender, recipe: Mapping[str, Any]) -> list[str]:
+    """What a row says to train.py. Its --model-kwargs would replace the recipe's, so those are said again."""
+    words = [word for name, value in row.options.items() for word in (f"--{name}", value)]
+    if row.model_kwargs:
+        model_kwargs = {**recipe.get("model_kwargs", {}), **row.model_kwargs}
+        words += ["--model-kwargs", *(f"{key}={value}" for key, value in model_kwargs.items())]
+    return [*words, "--model", row.model, "--device-modules", "gmlp_vision", "evidence_models"]
+
+
+def train(script: Path, folder: Path, options: Sequence[str], seed: int, further: Sequence[str]) -> None:
     """One run of train.py into a new folder, which appears when the run is finished; its log lies beside it.
 
     Raises:
@@ -69,11 +85,8 @@ def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequen
     start = time.monotonic()
     with new_folder(folder, parents=True) as new, log.open("w") as output:
         launcher = Path(sysconfig.get_path("scripts"), "gmlp-vision")
-        command = [str(launcher), "run", str(script), "--config", str(find_recipe(RECIPE))]
-        command += [*further, "--data-dir", str(folder.parent.parent / SUBSET), "--model", row.model]
-        if row.model_kwargs:
-            command += ["--model-kwargs", *(f"{key}={value}" for key, value in row.model_kwargs.items())]
-        command += ["--device-modules", "gmlp_vision", "evidence_models", "--seed", str(seed)]
+        command = [str(launcher), "run", str(script), *options, *further, "--seed", str(seed)]
+        command += ["--data-dir", str(folder.parent.parent / SUBSET)]
         command += ["--output", str(new.parent), "--experiment", new.name]
         try:
             ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
@@ -81,12 +94,12 @@ def train(script: Path, folder: Path, row: Contender, seed: int, further: Sequen
             raise KeyboardInterrupt(f"stopped; the log is {log}, the same command goes on") from None
         if ended.returncode != 0:
             raise UserError(f"train.py ended with {ended.returncode}; the log is {log}")
-        options = read_options(new)
+        used = read_options(new)
         try:
-            last_top1(new, options["epochs"])  # stopped by a signal, train.py ends with 0 all the same
+            last_top1(new, used["epochs"])  # stopped by a signal, train.py ends with 0 all the same
         except UserError as error:
             raise UserError(f"{error}; the log is {log}") from None
-        where = machine(torch.device(options["device"]))
+        where = machine(torch.device(used["device"]))
         told = {"further": list(further), "seconds": time.monotonic() - start, "machine": where}
         write_file(new / "run.json", json.dumps(told, indent=1) + "\n")
 
@@ -103,11 +116,11 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         UserError: A folder is not named, or options that are not for train.py or not for the caller to set.
     """
-    needed = {"table": (), "images": ("data_dir",)}.get(args.row, ("data_dir", "scripts"))
+    needed = {**dict.fromkeys(TABLES, ()), "images": ("data_dir",)}.get(args.row, ("data_dir", "scripts"))
     missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(args, name) is None]
     if missing:
         raise UserError(f"{args.row} needs {' and '.join(missing)}")
-    if args.further and args.row not in ROWS:
+    if args.further and args.row not in ALL:
         raise UserError(f"{args.row} takes no {' '.join(args.further)}")
     fixed = [word for word in args.further if word.partition("=")[0] in FIXED]
     if fixed:
@@ -117,15 +130,19 @@ def check(args: argparse.Namespace) -> None:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    rows = "; ".join(f"{name}: {row.title}" for name, row in ROWS.items())
+    rows = "; ".join(f"{name}: {row.title}" for name, row in ALL.items())
     # no abbreviations: what is not known here goes to train.py
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument(
-        "row", choices=[*ROWS, "images", "table"], metavar="ROW", help=f"{rows}; or images, or table"
+        "row",
+        choices=[*ALL, "images", *TABLES],
+        metavar="ROW",
+        help=f"{rows}; or images, or table, or optimizers",
     )
     parser.add_argument(
         "--output", type=Path, default=Path("runs/evidence"), help="folder of the runs (%(default)s)"
     )
+    parser.add_argument("--recipe", default="gmlp_pico4_10k", help="of train/ (%(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(%(default)s)")
     parser.add_argument(
         "--data-dir", type=Path, help="CIFAR-10, as train/ and test/; for a row and for images"

@@ -1,4 +1,4 @@
-"""The table of evidence.py, from the runs on disk."""
+"""The tables of evidence.py, from the runs on disk."""
 
 import csv
 import datetime
@@ -6,19 +6,23 @@ import json
 import platform
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
 import torch
 import yaml
-from evidence_models import ROWS, parameters
+from evidence_models import OPTIMIZERS, ROWS, Contender, parameters
 
 from gmlp_vision.errors import UserError
+from gmlp_vision.filters import extract
 
-OWN = {"device_modules", "model"}  # of the recipe's keys, those that a run sets itself
-COLUMNS = ("row", "model", "parameters", "seeds", "top-1, mean", "std", "min", "max", "minutes a run")
+# Of the recipe's keys, those that a run sets itself
+OWN = {"device_modules", "model", "model_kwargs", "seed"}
+TOP1 = ("top-1, mean", "std", "min", "max")
+COLUMNS = ("row", "model", "parameters", "seeds", *TOP1, "minutes a run")
+OPTIMIZER_COLUMNS = ("row", "optimizer", "lr", "seeds", *TOP1, "rms of W at the end", "times its start")
 
 
 class Run(NamedTuple):
@@ -69,10 +73,10 @@ def last_top1(folder: Path, epochs: int) -> float:
     raise UserError(f"{summary} has no line of the last epoch, {epochs - 1}: train.py was stopped")
 
 
-def read_runs(output: Path, seeds: Sequence[int]) -> dict[tuple[str, int], Run]:
+def read_runs(output: Path, rows: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, int], Run]:
     """The finished runs by (row, seed)."""
     runs = {}
-    for row in ROWS:
+    for row in rows:
         for seed in seeds:
             folder = folder_of(output, row, seed)
             if folder.is_dir():
@@ -83,43 +87,87 @@ def read_runs(output: Path, seeds: Sequence[int]) -> dict[tuple[str, int], Run]:
 
 
 def report(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
-    """The table in Markdown, what is missing from it, where runs left the recipe, and the machines."""
-    runs = read_runs(output, seeds)
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for row in ROWS:
+    """What gMLP and others learn: the table in Markdown, what is missing from it, where runs left the recipe,
+    and the machines."""
+
+    def line(row: str, runs: Mapping[int, Run]) -> list[str]:
+        options = next(iter(runs.values())).options
+        minutes = statistics.mean(run.seconds for run in runs.values()) / 60
+        count = parameters(ROWS[row], options.get("model_kwargs", {}))
+        return [ROWS[row].title, f"{count:,}", ", ".join(map(str, runs)), *top1(runs), f"{minutes:.1f}"]
+
+    return table(ROWS, COLUMNS, line, read_runs(output, ROWS, seeds), seeds, recipe)
+
+
+def optimizers(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
+    """What optimizers make of W: as `report`, with its root mean square over all blocks in the last epoch's
+    checkpoint. That of W at its init is `init_std`."""
+
+    def line(row: str, runs: Mapping[int, Run]) -> list[str]:
+        options = next(iter(runs.values())).options
+        size = statistics.mean(rms_of_w(folder_of(output, row, seed)) for seed in runs)
+        grown = size / float(OPTIMIZERS[row].model_kwargs["init_std"])
+        seeds = ", ".join(map(str, runs))
+        return [
+            OPTIMIZERS[row].title,
+            f"{options['lr']:g}",
+            seeds,
+            *top1(runs),
+            f"{size:.1e}",
+            f"{grown:.3g}",
+        ]
+
+    return table(OPTIMIZERS, OPTIMIZER_COLUMNS, line, read_runs(output, OPTIMIZERS, seeds), seeds, recipe)
+
+
+def rms_of_w(folder: Path) -> float:
+    """Root mean square of W, the mean over the blocks, in a run's last checkpoint."""
+    return statistics.mean(layer.stats().rms for layer in extract(folder / "last.pth.tar"))
+
+
+def table(
+    rows: Mapping[str, Contender],
+    columns: Sequence[str],
+    line: Callable[[str, Mapping[int, Run]], list[str]],
+    runs: Mapping[tuple[str, int], Run],
+    seeds: Sequence[int],
+    recipe: Mapping[str, Any],
+) -> str:
+    """A line for each row that has runs, and below them what no line says."""
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in rows:
         of_row = {seed: runs[row, seed] for seed in seeds if (row, seed) in runs}
         if of_row:
-            lines.append(line(row, of_row))
+            lines.append(f"| {' | '.join([row, *line(row, of_row)])} |")
     lines.append("")
-    missing = [f"{row} seed {seed}" for row in ROWS for seed in seeds if (row, seed) not in runs]
+    missing = [f"{row} seed {seed}" for row in rows for seed in seeds if (row, seed) not in runs]
     if missing:
         lines.append(f"Not run: {', '.join(missing)}.")
-    for text, names in deviations(runs, recipe).items():
+    for text, names in deviations(rows, runs, recipe).items():
         lines.append(
             f"Other than the recipe: {text} ({'all' if len(names) == len(runs) else ', '.join(names)})."
         )
     return "\n".join(lines + machines(runs))
 
 
-def line(row: str, runs: Mapping[int, Run]) -> str:
-    top1 = [run.top1 for run in runs.values()]
-    std = f"{statistics.stdev(top1):.2f}" if len(top1) > 1 else "-"
-    minutes = statistics.mean(run.seconds for run in runs.values()) / 60
-    cells = [
-        *(row, ROWS[row].title, f"{parameters(ROWS[row]):,}", ", ".join(map(str, runs))),
-        *(f"{statistics.mean(top1):.2f}", std, f"{min(top1):.2f}", f"{max(top1):.2f}", f"{minutes:.1f}"),
-    ]
-    return f"| {' | '.join(cells)} |"
+def top1(runs: Mapping[int, Run]) -> list[str]:
+    """The cells of TOP1."""
+    values = [run.top1 for run in runs.values()]
+    std = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "-"
+    return [f"{statistics.mean(values):.2f}", std, f"{min(values):.2f}", f"{max(values):.2f}"]
 
 
-def deviations(runs: Mapping[tuple[str, int], Run], recipe: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What was not as the recipe says, or was said beyond it, and of which runs."""
+def deviations(
+    rows: Mapping[str, Contender], runs: Mapping[tuple[str, int], Run], recipe: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """What was neither as the recipe nor as the row says, or was said beyond them, and of which runs."""
     found: dict[str, list[str]] = {}
     for (row, seed), run in runs.items():
+        own = OWN | {name.replace("-", "_") for name in rows[row].options}
         texts = [
             f"{key} {run.options.get(key)!r}, not {value!r}"
             for key, value in recipe.items()
-            if key not in OWN and run.options.get(key) != value
+            if key not in own and run.options.get(key) != value
         ]
         if run.further:
             texts.append(f"given {' '.join(run.further)}")

@@ -15,6 +15,7 @@ each group of channels (layers/posmlp.py).
 The paper compares them in language models. How the last two start it does not say; see there.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,7 +37,8 @@ class SpatialGatingUnit(nn.Module):
     Args:
         hidden_dim: E, the width of Z; even.
         grid_size: (H, W) of the token grid, in tokens.
-        projection: Makes W and b, from the grid, device and dtype.
+        projection: Makes W and b, from the grid, `init_std`, device and dtype.
+        init_std: Standard deviation of W at the start.
         device, dtype: of the parameters.
 
     Attributes:
@@ -53,6 +55,7 @@ class SpatialGatingUnit(nn.Module):
         hidden_dim: int,
         grid_size: Grid,
         projection: Callable[..., nn.Module] = SpatialProjection,
+        init_std: float = 1e-6,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -65,7 +68,7 @@ class SpatialGatingUnit(nn.Module):
         self.out_dim = hidden_dim // 2
         # This norm keeps LayerNorm's own eps, 1e-5, while the block's has 1e-6: released weights expect it.
         self.norm = nn.LayerNorm(self.out_dim, device=device, dtype=dtype)
-        self.proj: Any = projection(grid_size, device=device, dtype=dtype)
+        self.proj: Any = projection(grid_size, init_std, device=device, dtype=dtype)
 
     def forward(self, z: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
         z1, z2 = z.chunk(2, dim=-1)
@@ -124,10 +127,11 @@ class MultiplicativeUnit(UnsplitUnit):
         hidden_dim: int,
         grid_size: Grid,
         projection: Callable[..., nn.Module] = SpatialProjection,
+        init_std: float = 1e-6,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(hidden_dim, grid_size, projection, 1e-6, 1.0, device, dtype)
+        super().__init__(hidden_dim, grid_size, projection, init_std, 1.0, device, dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return z * self.proj(self.norm(z))
@@ -141,10 +145,11 @@ class AdditiveUnit(UnsplitUnit):
         hidden_dim: int,
         grid_size: Grid,
         projection: Callable[..., nn.Module] = SpatialProjection,
+        init_std: float = 1e-6,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(hidden_dim, grid_size, projection, 1e-6, 0.0, device, dtype)
+        super().__init__(hidden_dim, grid_size, projection, init_std, 0.0, device, dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return z + self.proj(self.norm(z))
@@ -162,10 +167,11 @@ class LinearUnit(UnsplitUnit):
         hidden_dim: int,
         grid_size: Grid,
         projection: Callable[..., nn.Module] = SpatialProjection,
+        init_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        std = (grid_size[0] * grid_size[1]) ** -0.5
+        std = (grid_size[0] * grid_size[1]) ** -0.5 if init_std is None else init_std
         super().__init__(hidden_dim, grid_size, projection, std, 0.0, device, dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
@@ -188,16 +194,19 @@ PROJECTIONS: dict[str, type[nn.Module]] = {
 GROUPED = ("lrpe", "gqpe")
 
 
-def unit_of(unit: str, spatial: str, groups: int = 1) -> Callable[..., nn.Module]:
+def unit_of(
+    unit: str, spatial: str, groups: int = 1, init_std: float | None = None
+) -> Callable[..., nn.Module]:
     """What makes a spatial unit, said by keys so that a config.json can hold it.
 
     Args:
         unit: A key of UNITS.
         spatial: What its W is, a key of PROJECTIONS.
         groups: Of channels, each with a W of its own; 1 but for those in GROUPED.
+        init_std: Standard deviation of W, or of the table it is made of, at the start; None: the unit's own.
 
     Raises:
-        ValueError: No such key, or no such number of groups.
+        ValueError: No such key, or no such number of groups or standard deviation.
     """
     for name, key, known in (("unit", unit, UNITS), ("spatial", spatial, PROJECTIONS)):
         if key not in known:
@@ -207,7 +216,15 @@ def unit_of(unit: str, spatial: str, groups: int = 1) -> Callable[..., nn.Module
             f"groups is {groups}; expected at least 1, and with spatial={spatial!r} "
             + ("a divisor of the channels" if spatial in GROUPED else "1, since all channels share one W")
         )
-    projection = PROJECTIONS[spatial]
+    projection: Callable[..., nn.Module] = PROJECTIONS[spatial]
     if spatial in GROUPED:
-        return partial(UNITS[unit], projection=partial(projection, groups=groups))
-    return partial(UNITS[unit], projection=projection)
+        projection = partial(projection, groups=groups)
+    made = partial(UNITS[unit], projection=projection)
+    if init_std is None:
+        return made
+    if spatial == "gqpe" or not 0 <= init_std < math.inf:
+        raise ValueError(
+            f"init_std is {init_std}; expected "
+            + ("None: the W of spatial='gqpe' has no scale" if spatial == "gqpe" else "a number, 0 or more")
+        )
+    return partial(made, init_std=init_std)

@@ -55,6 +55,8 @@ class GMlpBlock(nn.Module):
         unit: What stands between U and V: 'split', the spatial gating unit, or another key of UNITS.
         spatial: What W is: 'dense', any matrix, or another key of PROJECTIONS.
         groups: Of channels, each with a W of its own, where `spatial` is 'lrpe' or 'gqpe'.
+        init_std: Standard deviation of W at the start; None: the unit's own, 1e-6 but for 'linear'. An
+            optimizer whose steps are relative to W needs a larger one (docs/training.md).
         proj_drop_rate: Dropout after GELU and after V, in [0, 1).
         drop_path: Probability that a sample skips the block, in [0, 1).
         norm_eps: eps of the block's LayerNorm; the gate's own stays 1e-5.
@@ -64,7 +66,7 @@ class GMlpBlock(nn.Module):
 
     Raises:
         ValueError: E is odd and the unit halves Z, there is no such unit or W, `groups` does not divide the
-            channels of W, or a rate is outside what is listed above.
+            channels of W, W cannot start so, or a rate is outside what is listed above.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class GMlpBlock(nn.Module):
         unit: str = "split",
         spatial: str = "dense",
         groups: int = 1,
+        init_std: float | None = None,
         proj_drop_rate: float = 0.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
@@ -86,7 +89,12 @@ class GMlpBlock(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.mlp_channels = GatedMlp(
-            dim, int(dim * mlp_ratio), grid_size, unit_of(unit, spatial, groups), drop=proj_drop_rate, **dd
+            dim,
+            int(dim * mlp_ratio),
+            grid_size,
+            unit_of(unit, spatial, groups, init_std),
+            drop=proj_drop_rate,
+            **dd,
         )
         if (width := self.mlp_channels.gate.out_dim) % groups:
             raise ValueError(
@@ -113,8 +121,8 @@ class GMlp(Isotropic):
     another, and with `dynamic_img_size` each call carries it to its own.
 
     Args:
-        kwargs: Those of Isotropic, and of GMlpBlock `mlp_ratio`, `unit`, `spatial`, `groups` and
-            `proj_drop_rate`; by default gMLP-S's.
+        kwargs: Those of Isotropic, and of GMlpBlock `mlp_ratio`, `unit`, `spatial`, `groups`, `init_std`
+            and `proj_drop_rate`; by default gMLP-S's.
     """
 
     def __init__(self, **kwargs: Any) -> None:
