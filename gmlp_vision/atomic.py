@@ -100,11 +100,7 @@ def new_folder(path: str | Path, parents: bool = False) -> Iterator[Path]:
         OSError: The folder that `path` is to be in is not there, or cannot be written.
     """
     path = Path(path)
-    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} exists; give the name of a new folder")
-    target = Path(os.path.realpath(path))
-    if target == Path.cwd() or os.path.ismount(target):
-        raise UserError(f"{path} is a folder that is in use; give the name of a new folder")
+    target = check_new_folder(path)
     missing = [folder for folder in target.parents if not folder.exists()] if parents else []
     with ended_tidily():
         try:
@@ -125,6 +121,20 @@ def new_folder(path: str | Path, parents: bool = False) -> Iterator[Path]:
                 with suppress(OSError):  # somebody else's things are in it
                     folder.rmdir()
             raise
+
+
+def check_new_folder(path: Path) -> Path:
+    """Where a new folder of this name would be.
+
+    Raises:
+        UserError: The name is taken, or is that of a folder in use.
+    """
+    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} exists; give the name of a new folder")
+    target = Path(os.path.realpath(path))
+    if target == Path.cwd() or os.path.ismount(target):
+        raise UserError(f"{path} is a folder that is in use; give the name of a new folder")
+    return target
 
 
 # -- what is there -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.build import Built, build
 from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import OWN, from_ours
-from gmlp_vision.checkpoints.outputs import check_files, check_new_folder
+from gmlp_vision.checkpoints.outputs import check_files, check_folder
 from gmlp_vision.checkpoints.read import Checkpoint
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.rounding import losses
@@ -65,7 +65,7 @@ def convert_file(
     if is_file_name(out):
         check_files([out])
     else:
-        check_new_folder(out)
+        check_folder(out)
     built = build(
         source,
         weights=weights,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from gmlp_vision.atomic import check_new_folder
 from gmlp_vision.checkpoints.save import is_file_name
 from gmlp_vision.errors import UserError
 
@@ -41,15 +42,14 @@ def check_files(paths: Iterable[Path], source: str | Path | None = None, *others
             raise UserError(f"{path} is what is read, and would be lost; give another name")
 
 
-def check_new_folder(path: Path) -> None:
+def check_folder(path: Path) -> None:
     """Refuses what is no name for a new folder.
 
     Raises:
         UserError: There is something at `path`, other than an empty folder, or its own folder is not there.
         OSError: As `check_files`.
     """
-    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} exists; give the name of a new folder")
+    check_new_folder(path)
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
 
