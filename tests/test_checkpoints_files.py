@@ -192,9 +192,7 @@ def test_other_names_are_one_file(source: Path, tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_what_was_there(
     name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> None:
-        with path.open("wb") as file:
-            file.write(data[: len(data) // 2])
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     def killed(*args: object) -> None:
@@ -205,7 +203,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     before = {p: p.read_bytes() for p in tmp_path.iterdir()}
     faults = [(os, "replace", killed, KeyboardInterrupt)]
     if name != "folder":  # timm writes that one's file
-        faults.append((Path, "write_bytes", full, OSError))
+        faults.append((os, "fsync", full, OSError))
     for target, attribute, fault, error in faults:
         monkeypatch.setattr(target, attribute, fault)
         with pytest.raises(error):

@@ -1,10 +1,11 @@
 """`gmlp-vision convert`."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from gmlp_vision.checkpoints import DTYPES
-from gmlp_vision.cli.options import PAIR, add_model, add_prefix, add_source, add_weights, pair, path
+from gmlp_vision.cli.options import PAIR, add_model, add_prefix, add_source, add_weights, name, pair
 
 
 def add(commands: Any) -> None:
@@ -15,7 +16,7 @@ def add(commands: Any) -> None:
     )
     add_source(parser, "IN")
     parser.add_argument(
-        "out", metavar="OUT", type=path, help="file (.safetensors, .pth) or new folder (with config.json)"
+        "out", metavar="OUT", type=name, help="file (.safetensors, .pth) or new folder (with config.json)"
     )
     parser.add_argument(
         "--from", dest="layout", metavar="WHOSE", help="names IN has (docs/weights.md; default: told by them)"
@@ -41,8 +42,9 @@ def call(args: argparse.Namespace) -> None:
     from gmlp_vision.checkpoints.outputs import check_files
     from gmlp_vision.checkpoints.save import is_file_name
 
-    if is_file_name(args.out):
-        check_files([args.out], args.source)  # who calls convert_file may mean it
+    out = Path(args.out)
+    if is_file_name(out):
+        check_files([out], args.source)  # who calls convert_file may mean it
     report = convert_file(
         args.source,
         args.out,

@@ -274,6 +274,8 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
         depths.append(len(blocks))
         dims.append(wide.shape[1])
         ratios.append(ratio_of(wide.shape[0], wide.shape[1]))
+    if not stages:
+        return None
     sizes = {"depths": depths, "embed_dims": dims, "mlp_ratio": ratios}
     return sizes if "norm.weight" in state_dict else {**sizes, "final_norm": False}
 

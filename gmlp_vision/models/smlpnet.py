@@ -136,7 +136,8 @@ class SparseMix(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.conv(self.act(self.norm1(x.permute(0, 3, 1, 2))))
-        y = self.act(self.norm2(y)).permute(0, 2, 3, 1)
+        # contiguous as it is, but for torch.compile, which expects of a batch norm another layout than it has
+        y = self.act(self.norm2(y)).permute(0, 2, 3, 1).contiguous()
         return self.fuse(torch.cat([y, self.over_columns(y), self.over_rows(y)], dim=-1))
 
 
