@@ -244,4 +244,4 @@ def test_models_whose_sizes_are_others_are_not_made(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(timm, "create_model", counted)
     describe(path)
     assert made
-    assert set(made) == {"gmlp_pico4"}
+    assert set(made) - set(toys.SIZES) == {"gmlp_pico4"}  # toys tell no sizes: one block of each is made

@@ -10,7 +10,7 @@ from torch import nn
 
 
 class OverChannels(nn.Module):
-    """A norm of (B, D, H, W), for (B, H, W, D): a view with their channels first.
+    """A norm of torch's, for (B, H, W, D).
 
     It holds the norm rather than being one, so that `convert_sync_batchnorm`, which puts another class in the
     place of a BatchNorm, changes nothing else.
@@ -22,16 +22,17 @@ class OverChannels(nn.Module):
         super().__init__()
         self.norm = norm
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # contiguous as it is, but for torch.compile, which expects of a batch norm another layout than it has
-        return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()
-
 
 class BatchNorm(OverChannels):
     """Batch normalisation: each channel over the batch and the grid; arguments as those of nn.LayerNorm."""
 
     def __init__(self, dim: int, eps: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(nn.BatchNorm2d(dim, eps=eps, **kwargs))
+        super().__init__(nn.BatchNorm1d(dim, eps=eps, **kwargs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # As a batch of tokens. With the channels first, torch.compile expects of a batch norm, and of its
+        # gradient, another layout than they have.
+        return self.norm(x.flatten(0, 2)).view_as(x)
 
 
 class GroupNorm(OverChannels):
@@ -39,3 +40,7 @@ class GroupNorm(OverChannels):
 
     def __init__(self, dim: int, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(nn.GroupNorm(1, dim, eps=eps, **kwargs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # contiguous as it is, but torch.compile expects another layout of the norm
+        return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()

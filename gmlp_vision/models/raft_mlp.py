@@ -83,13 +83,11 @@ class RaftMixer(GridTied):
             nn.init.zeros_(bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # (B, 1, r H, W D / r) for columns, (B, H, r W, D / r) for rows: rafts before places
-        x = x.unflatten(3, (self.rafts, -1)).movedim(3, self.axis)
-        shape = x.shape
-        y = x.flatten(self.axis, self.axis + 1).flatten(self.axis + 1)
-        y = self.act(self.weight1 @ y + self.bias1.unsqueeze(1))
-        y = self.weight2 @ y + self.bias2.unsqueeze(1)
-        return y.reshape(shape).movedim(self.axis, 3).flatten(3)
+        # the rafts and the places of a column, or of a row, last: (B, D / r, W, r, H), or (B, H, D / r, r, W)
+        x = x.unflatten(3, (self.rafts, -1)).transpose(self.axis, 4)
+        y = self.act(nn.functional.linear(x.flatten(3), self.weight1, self.bias1))
+        y = nn.functional.linear(y, self.weight2, self.bias2)
+        return y.unflatten(3, (self.rafts, -1)).transpose(self.axis, 4).flatten(3)
 
 
 class RaftBlock(nn.Module):

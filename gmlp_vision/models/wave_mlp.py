@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import lecun_normal_
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
@@ -85,16 +86,55 @@ class Wave(nn.Module):
         )
         self.norm = nn.BatchNorm2d(dim, **dd)
         self.act = nn.ReLU()
-        size = (7, 1) if axis == 1 else (1, 7)
-        self.conv = nn.Conv2d(
-            2 * dim, dim, size, padding=(size[0] // 2, size[1] // 2), groups=dim, bias=False, **dd
-        )
+        self.conv = PairedConv(dim, (7, 1) if axis == 1 else (1, 7), **dd)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        t = self.act(self.norm(self.phase(x.permute(0, 3, 1, 2))))
-        a = self.fc(x).permute(0, 3, 1, 2)
+        t = self.act(self.norm(self.phase(x.permute(0, 3, 1, 2)))).permute(0, 2, 3, 1)
+        a = self.fc(x)
+        return self.conv(turn(a[..., 0::2], t[..., 0::2]), turn(a[..., 1::2], t[..., 1::2]))
+
+
+def turn(a: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """``[A cos(T), A sin(T)]``: (B, H, W, C) amplitudes and phases to (B, H, W, 2 C)."""
+    return torch.cat([a * t.cos(), a * t.sin()], dim=-1)
+
+
+class PairedConv(nn.Module):
+    """Output c is a convolution of numbers 2 c and 2 c + 1, which come apart: one tensor has all even ones.
+
+    So it is two depthwise convolutions, which are faster than one with two inputs a group.
+
+    Args:
+        dim: D.
+        size: (h, w) of the kernels, odd.
+        device, dtype: of the parameters.
+
+    Shape: twice (B, H, W, D) -> (B, H, W, D).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        size: tuple[int, int],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.padding = [size[0] // 2, size[1] // 2]
+        self.weight = nn.Parameter(torch.empty(dim, 2, *size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the trunk starts a convolution."""
+        lecun_normal_(self.weight)
+
+    def forward(self, even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
+        groups = even.shape[-1]
+        w, padding = self.weight, self.padding
+        y = nn.functional.conv2d(even.permute(0, 3, 1, 2), w[:, :1], padding=padding, groups=groups)
+        z = nn.functional.conv2d(odd.permute(0, 3, 1, 2), w[:, 1:], padding=padding, groups=groups)
         # contiguous as it is, but for torch.compile, which expects of a batch norm another layout than it has
-        return self.conv(torch.cat([a * t.cos(), a * t.sin()], dim=1)).permute(0, 2, 3, 1).contiguous()
+        return (y + z).permute(0, 2, 3, 1).contiguous()
 
 
 class WaveMix(nn.Module):
