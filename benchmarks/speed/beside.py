@@ -127,14 +127,18 @@ def compare(args: argparse.Namespace) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--theirs", required=True, metavar="FILE.py:FUNCTION")
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=RUNTIMES)
     parser.add_argument("--batch", type=int, default=8, help="images a call (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="timed calls (%(default)s)")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
     try:
         if not timm.is_model(args.name):
             raise UserError(f"timm knows no model {args.name}")

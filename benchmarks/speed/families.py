@@ -102,12 +102,16 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="(default: one of each family)")
     parser.add_argument("--batch", type=int, default=8, help="images a call (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="timed calls (%(default)s)")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
     rows: list[Row] = []
     try:
         if args.batch < 1 or args.rounds < 1:
