@@ -323,6 +323,7 @@ def test_copies_are_equal(name: str) -> None:
 # -- graphs ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @every_name
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated. Please switch to `torch.compile` or `torch.export`."
@@ -352,6 +353,7 @@ def test_fx(name: str) -> None:
     assert extractor(images())["tokens"].shape == (*tokens, model.num_features)
 
 
+@pytest.mark.long
 @every_name
 def test_export_with_a_dynamic_batch(name: str) -> None:
     model = tiny(name)
@@ -361,6 +363,7 @@ def test_export_with_a_dynamic_batch(name: str) -> None:
         same(program(images(size, 3, 32, 32)), model(images(size, 3, 32, 32)))
 
 
+@pytest.mark.long
 @every_name
 def test_compiles_as_one_graph(name: str) -> None:
     model = tiny(name)

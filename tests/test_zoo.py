@@ -160,7 +160,7 @@ def test_every_parameter_learns_and_a_step_lowers_the_loss(row: Row) -> None:
     assert functional.cross_entropy(model(x), classes) < loss - 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @every_row
 def test_onnx(row: Row, tmp_path: Path) -> None:
     parity = export_model(build(row), tmp_path / "model.onnx", "onnx", dynamic_batch=True)

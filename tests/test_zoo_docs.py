@@ -32,7 +32,7 @@ every_family = pytest.mark.parametrize("family", families(), ids=lambda f: f.__n
 # -- the pages --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_are_up_to_date(docs: ModuleType) -> None:
     readme = (ROOT / "README.md").read_text()
     assert (ROOT / "docs/zoo.md").read_text() == docs.page(), "run python docs/zoo.py"
