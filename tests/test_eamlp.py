@@ -434,8 +434,11 @@ def test_a_grey_file_of_a_registered_size_keeps_its_name(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["pos_embed", "class_token", "stem_norm"])
 def test_it_is_never_without_its_parts(name: str) -> None:
-    with pytest.raises(TypeError, match=name):
-        tiny("eamlp_7", **{name: False})
+    try:
+        raise StopIteration  # the message is ours wherever it is created: Python 3.11 has none here
+    except StopIteration:
+        with pytest.raises(TypeError, match=f"{name} is fixed"):
+            tiny("eamlp_7", **{name: False})
 
 
 def test_the_mixer_takes_a_row_of_tokens_as_those_of_a_grid() -> None:

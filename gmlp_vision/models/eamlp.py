@@ -51,7 +51,7 @@ from gmlp_vision.layers.precision import at_least_float32
 from gmlp_vision.layers.resample import Grid, Rule, resample_map
 from gmlp_vision.models.external_attention import ExternalAttention, mixer_sizes, normalise_twice
 from gmlp_vision.trunks import Isotropic, cfg, create
-from gmlp_vision.trunks.checks import check_rate
+from gmlp_vision.trunks.checks import check_fixed, check_rate
 
 torch.fx.wrap("at_least_float32")
 
@@ -266,6 +266,7 @@ class Eamlp(Isotropic):
     first_conv = None
 
     def __init__(self, *, stem_drop_rate: float = 0.0, **kwargs: Any) -> None:
+        check_fixed(kwargs, "stem_norm", "pos_embed", "class_token")
         super().__init__(
             partial(EamlpBlock, mixer=ExternalAttention),
             stem=partial(SoftSplits, drop_rate=stem_drop_rate),

@@ -39,7 +39,7 @@ from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.resample import Grid, fixed
 from gmlp_vision.trunks import Isotropic, cfg, create
-from gmlp_vision.trunks.checks import check_rate
+from gmlp_vision.trunks.checks import check_fixed, check_rate
 
 SOURCE = (
     "Faithful to the released code, whose names it reads and writes, with equal logits for the same weights; "
@@ -220,6 +220,7 @@ class FfOnly(Isotropic):
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        check_fixed(kwargs, "pos_embed", "class_token")
         args = {**SIZES["ff_b16"], "global_pool": "token", **kwargs}
         super().__init__(FfBlock, pos_embed=True, class_token=True, **args)
         dd = {"device": args.get("device"), "dtype": args.get("dtype")}

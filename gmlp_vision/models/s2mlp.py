@@ -33,6 +33,7 @@ from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.shift import shift_four_ways
 from gmlp_vision.trunks import Isotropic, cfg, create
+from gmlp_vision.trunks.checks import check_fixed
 
 SOURCE = "A reading of the paper; no weights and no code were published."
 VERIFIED = ("equation",)
@@ -84,6 +85,7 @@ class S2Mlp(Isotropic):
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        check_fixed(kwargs, "stem_norm")
         block = partial(MixMlpBlock, mixer=SpatialShift)
         super().__init__(block, stem_norm=True, **{**SIZES["s2mlp_wide"], **kwargs})
 

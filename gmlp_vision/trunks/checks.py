@@ -1,6 +1,6 @@
 """What a model accepts. Each check refuses the rest with the value, what was expected and what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -133,3 +133,14 @@ def check_pool(global_pool: str, class_token: bool) -> None:
     if global_pool not in ("avg", "", *(["token"] if class_token else [])):
         token = ", 'token' for the class token" if class_token else ""
         raise ValueError(f"global_pool is {global_pool!r}; expected 'avg'{token}, or '' for no pooling")
+
+
+def check_fixed(kwargs: Mapping[str, Any], *names: str) -> None:
+    """Refuses arguments of the trunk that a family decides.
+
+    Python would refuse them too, as given twice; but while another exception is being handled, Python 3.11
+    says so with a bare KeyError.
+    """
+    given = [name for name in names if name in kwargs]
+    if given:
+        raise TypeError(f"{given[0]} is fixed in this family; create the model without it")
