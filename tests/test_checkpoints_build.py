@@ -12,7 +12,7 @@ from timm.models.mlp_mixer import Affine, ResBlock
 from tiny import images, perturb, same, same_weights, tiny
 from torch import nn
 
-from gmlp_vision import CheckpointError, load_checkpoint
+from gmlp_vision import CheckpointError, load_checkpoint, set_input_size
 from gmlp_vision.checkpoints import build, convert_file, describe
 from gmlp_vision.checkpoints.names import from_ours
 from gmlp_vision.errors import UserError
@@ -133,8 +133,9 @@ def test_a_mixer_of_timm_of_no_registered_size(kind: str, tmp_path: Path) -> Non
     assert same_weights(build(tmp_path / "y.safetensors").model, source)
     with pytest.raises(UserError, match=r"no registered size.*give the name of a file"):
         convert_file(path, tmp_path / "folder")
-    with pytest.raises(CheckpointError, match=r"no rule for another image size than the file's, 32 x 32"):
-        build(path, img_size=(64, 64))
+    larger = build(path, img_size=(64, 40)).model
+    set_input_size(source, (64, 40))
+    assert same_weights(larger, source)
 
 
 def test_the_grid_of_a_mixer_of_timm() -> None:

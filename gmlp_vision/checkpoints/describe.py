@@ -83,8 +83,7 @@ def _describe_model(identity: Identity, checkpoint: Checkpoint) -> dict[str, str
         size = size_of(identity, checkpoint)
     except CheckpointError:
         size = None
-    any_size = hasattr(identity.model, "grids") and not tied_layers(identity.model)
-    if any_size:
+    if not tied_layers(identity.model):
         image, grid = _any_size(identity.model), "any: nothing belongs to one"
     elif size is None:
         image, grid = "of unknown size", "of the tokens: nothing states it"
