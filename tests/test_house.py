@@ -20,7 +20,7 @@ GROUND_UP = [
     {"atomic"},
     {"shipped"},
     {"layers.observed", "layers.resample", "layers.linear", "layers.precision", "layers.windows"},
-    {"layers.ask", "layers.fast_form", "layers.grid_tied"},
+    {"layers.ask", "layers.fast_form", "layers.grid_tied", "layers.structured"},
     {
         "layers.experts",
         "layers.position",
@@ -29,7 +29,7 @@ GROUND_UP = [
         "layers.token_mlp",
         "layers.toeplitz",
     },
-    {"layers.spatial_gating"},
+    {"layers.spatial", "layers.spatial_gating"},
     {"layers"},
     {"checkpoints"},
     {"filters", "trunks"},

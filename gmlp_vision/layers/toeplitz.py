@@ -3,16 +3,16 @@
 Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, C channels.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
-from gmlp_vision.layers.ask import Operator
-from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.resample import OFFSETS, TOKEN_MAP, Grid, offsets_of
-from gmlp_vision.layers.spatial_projection import map_tokens
+from gmlp_vision.layers.structured import Structured, map_tokens
 
 
-class ToeplitzProjection(GridTied):
+class ToeplitzProjection(Structured):
     """``y[i] = sum_j T[offset of j from i] x[j] + b[i]``: a SpatialProjection whose W is block-Toeplitz.
 
     ``T[H - 1 + i, W - 1 + j]`` is for the token i rows further down and j columns further right. W, N x N,
@@ -42,11 +42,9 @@ class ToeplitzProjection(GridTied):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(grid_size)
-        self.init_std = init_std
-        self.init_bias = init_bias
+        super().__init__(grid_size, init_std, init_bias)
         self.table = nn.Parameter(torch.empty(*offsets_of(grid_size), device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(grid_size[0] * grid_size[1], device=device, dtype=dtype))
+        self.bias = self.new_bias(device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -61,12 +59,20 @@ class ToeplitzProjection(GridTied):
             table, bias = self.parameters_on((x.shape[1], x.shape[2]))
         return map_tokens(x, toeplitz_matrix(table, x.shape[1], x.shape[2]), bias)
 
-    def operators(self, grid_size: Grid) -> list[Operator]:
-        """W and b, as `gmlp_vision.layers.ask.operators` tells them."""
-        w = toeplitz_matrix(self.table.detach(), *self.grid_size)
+    def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:
+        return toeplitz_matrix(parameters[0], *grid_size).unsqueeze(0)
+
+    @classmethod
+    def nearest(cls, weight: torch.Tensor, grid_size: Grid) -> dict[str, torch.Tensor]:
+        return {"table": mean_of_offsets(weight, grid_size)}
+
+    @classmethod
+    def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:
+        return {} if tensors.keys() == {"table", "bias"} and tensors["table"].ndim == 2 else None
+
+    def note(self) -> str:
         rows, columns = self.table.shape
-        note = f"Toeplitz: made of a table of {rows} x {columns} offsets"
-        return [Operator("", "token", w, self.bias, self.init_std, note)]
+        return f"Toeplitz: made of a table of {rows} x {columns} offsets"
 
 
 def toeplitz_matrix(table: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -77,3 +83,16 @@ def toeplitz_matrix(table: torch.Tensor, height: int, width: int) -> torch.Tenso
     right = columns - columns.unsqueeze(1) + (width - 1)
     w = table[down.unsqueeze(1).unsqueeze(3), right.unsqueeze(1)]  # (H, W, H, W, ...)
     return w.flatten(2, 3).flatten(0, 1)
+
+
+def mean_of_offsets(weight: torch.Tensor, grid_size: Grid) -> torch.Tensor:
+    """The table, (2 H - 1, 2 W - 1) in float64, of the Toeplitz matrix nearest to W, (N, N): the mean over
+    all pairs of tokens with an offset."""
+    n = grid_size[0] * grid_size[1]
+    sizes = offsets_of(grid_size)
+    numbers = torch.arange(sizes[0] * sizes[1], device=weight.device).view(sizes)
+    index = toeplitz_matrix(numbers, *grid_size).flatten()
+    values = weight.double().reshape(n * n)
+    total = torch.zeros(len(numbers.flatten()), dtype=values.dtype, device=weight.device)
+    counts = total.scatter_add(0, index, torch.ones_like(values))
+    return (total.scatter_add(0, index, values) / counts).view(sizes)

@@ -32,6 +32,7 @@ from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers import GatedMlp
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.spatial import spatial_of
 from gmlp_vision.layers.spatial_gating import unit_of
 from gmlp_vision.shipped import shipped
 from gmlp_vision.trunks import Isotropic, cfg, create
@@ -53,7 +54,7 @@ class GMlpBlock(nn.Module):
         grid_size: (H, W) of the token grid, in tokens.
         mlp_ratio: E / D.
         unit: What stands between U and V: 'split', the spatial gating unit, or another key of UNITS.
-        spatial: What W is: 'dense', any matrix, or another key of PROJECTIONS.
+        spatial: What W is: 'dense', any matrix, or another key of layers/spatial.py.
         groups: Of channels, each with a W of its own, where `spatial` is 'lrpe' or 'gqpe'.
         init_std: Standard deviation of W at the start; None: the unit's own, 1e-6 but for 'linear'. An
             optimizer whose steps are relative to W needs a larger one (docs/training.md).
@@ -176,18 +177,6 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     wide = state_dict["blocks.0.mlp_channels.fc1.weight"]
     narrow = state_dict.get("blocks.0.mlp_channels.fc2.weight", wide.T)
     return sizes if narrow.shape[1:] == wide.shape[:1] else {**sizes, "unit": "split"}
-
-
-def spatial_of(projection: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What W is, by the tensors that it is made of."""
-    if "centers" in projection:
-        return {"spatial": "gqpe", "groups": len(projection["centers"])}
-    if "table" not in projection:
-        return {"spatial": "dense", "groups": 1}
-    shape = projection["table"].shape
-    return (
-        {"spatial": "lrpe", "groups": shape[2]} if len(shape) == 3 else {"spatial": "toeplitz", "groups": 1}
-    )
 
 
 def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
