@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gmlp_vision.layers.posmlp import GqpeProjection, LrpeProjection
+from gmlp_vision.layers.shared_kernel import DenseKernel, DenseToeplitz
 from gmlp_vision.layers.spatial_projection import SpatialProjection
 from gmlp_vision.layers.structured import Structured
 from gmlp_vision.layers.toeplitz import ToeplitzProjection
@@ -18,6 +19,8 @@ KINDS: dict[str, type[Structured]] = {
     "toeplitz": ToeplitzProjection,
     "lrpe": LrpeProjection,
     "gqpe": GqpeProjection,
+    "dense+toeplitz": DenseToeplitz,
+    "dense+KxK": DenseKernel,
 }
 
 
