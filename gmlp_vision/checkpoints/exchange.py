@@ -23,25 +23,29 @@ def as_in_file(model: Any, tensors: Tensors) -> Any:
 
     Args:
         model: What is to take the tensors.
-        tensors: Of the file, in our names.
+        tensors: Of the file.
 
     Returns:
-        The model itself where its kinds are the file's, or where none of both has a shared kernel.
+        The model itself where its kinds are the file's, or where there is no exchange of them.
     """
-    theirs, kind = {}, {}
-    for name, layer in _maps(model).items():
-        within = _within(tensors, name)
-        if not within or spatial_of(within) == spatial_of(layer.state_dict()):
-            continue
-        made = projection_of(**spatial_of(within))(layer.grid_size, device="meta", dtype=layer.bias.dtype)
-        if all(isinstance(x, SharedKernel | SpatialProjection) for x in (made, layer)):
-            theirs[layer], kind = made, spatial_of(within)
-    if not theirs:
+    layers = _maps(model)
+    kinds = [spatial_of(within) for name in layers if (within := _within(tensors, name))]
+    kinds = kinds or [spatial_of({})]  # in others' names, who have dense ones
+    if any(kind != kinds[0] for kind in kinds):  # a tensor is missing or misshapen
+        return model
+    make = projection_of(**kinds[0])
+    theirs = {
+        layer: make(layer.grid_size, device="meta", dtype=layer.bias.dtype)
+        for layer in layers.values()
+        if spatial_of(layer.state_dict()) != kinds[0]
+    }
+    known = SharedKernel | SpatialProjection
+    if not theirs or not all(isinstance(x, known) for both in theirs.items() for x in both):
         return model
     # copied: the modules alone
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     like = deepcopy(model, memo | {id(layer): made for layer, made in theirs.items()})
-    like.restate(**kind)
+    like.restate(**kinds[0])
     return like
 
 
