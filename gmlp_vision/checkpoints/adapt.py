@@ -140,17 +140,19 @@ def _carry(tensors: State, model: Any, size: SourceSize, report: Report) -> None
     layers = tqdm(tied_layers(model).items(), desc="carrying", delay=2, leave=False, disable=None)
     for layer, module in layers:
         old, new = size.grids[layer], module.grid_size
-        for key, rule in module.RULES.items():
-            name = f"{layer}.{key}"
-            if old == new or not rule.fits(tensors[name], old):
-                continue
-            try:
-                tensors[name] = rule.carry(tensors[name], old, new)
-            except ValueError as error:
-                raise CheckpointError(
-                    f"{report.source} is for another size, and {name} has no other: {error}"
-                ) from error
-            report.adapted[name] = f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}"
+        file = {key: tensors[f"{layer}.{key}"] for key in module.RULES}
+        if old == new or not all(rule.fits(file[key], old) for key, rule in module.RULES.items()):
+            continue
+        try:
+            carried = module.carried(file, old, new)
+        except ValueError as error:
+            name = next((f"{layer}.{key}" for key, rule in module.RULES.items() if rule.refusal), layer)
+            raise CheckpointError(
+                f"{report.source} is for another size, and {name} has no other: {error}"
+            ) from error
+        for key in [key for key in carried if carried[key] is not file[key]]:
+            tensors[f"{layer}.{key}"] = carried[key]
+            report.adapted[f"{layer}.{key}"] = f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}"
             report.add_note(grid_note(size))
             report.doubtful = size.doubtful
 

@@ -8,6 +8,7 @@ from torch import nn
 from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.build import Built, build
 from gmlp_vision.checkpoints.identify import identify
+from gmlp_vision.checkpoints.merge import kernels_of, merge, report_merged
 from gmlp_vision.checkpoints.names import OWN, from_ours
 from gmlp_vision.checkpoints.outputs import check_files, check_folder
 from gmlp_vision.checkpoints.read import Checkpoint
@@ -77,6 +78,8 @@ def convert_file(
         model=model,
         prefix=prefix,
     )
+    report_merged(kernels_of(built.model), built.report)
+    merge(built.model)
     if dtype is not None:
         built.report.notes += _cast(built.model, dtype, built.title)
     if not is_file_name(out):

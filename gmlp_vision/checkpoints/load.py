@@ -10,6 +10,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.adapt import account, adapt
+from gmlp_vision.checkpoints.exchange import as_in_file, exchange
 from gmlp_vision.checkpoints.grid import source_size
 from gmlp_vision.checkpoints.names import State, Tensors, to_ours
 from gmlp_vision.checkpoints.read import read_checkpoint
@@ -62,10 +63,11 @@ def load_checkpoint(
         dropped=dict(checkpoint.outside),
         notes=list(checkpoint.notes),
     )
-    tensors = _as_ours(checkpoint.state_dict, model, report, checkpoint.config, layout)
-    tensors = account(tensors, model, report)
-    size = source_size(tensors, model, checkpoint.config, grid)
-    adapted = adapt(tensors, model, report, size)
+    like = as_in_file(model, checkpoint.state_dict)
+    tensors = _as_ours(checkpoint.state_dict, like, report, checkpoint.config, layout)
+    tensors = account(tensors, like, report)
+    size = source_size(tensors, like, checkpoint.config, grid)
+    adapted = exchange(adapt(tensors, like, report, size), like, model, report)
     if _on_meta(model):
         _assign(model, adapted, report)
     else:
@@ -95,13 +97,15 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     if cfg.get("source") in ("local-dir", "hf-hub"):  # then timm made the cfg from the config.json there
         args = getattr(model, "pretrained_model_args", {})
         config = {"architecture": cfg.get("architecture"), "model_args": args, "pretrained_cfg": cfg}
-    tensors = _as_ours(network.tensors, model, report, config)
+    like: Any = as_in_file(model, network.tensors)
+    tensors = _as_ours(network.tensors, like, report, config)
     if cfg.get("num_classes") == -1:
         why = "the pretrained cfg has num_classes=-1, timm's way to ask for a new head"
         report.dropped |= {name: why for name in _head(tensors, model)}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in report.dropped}
-    tensors = account(tensors, model, report)
-    adapted = adapt(tensors, model, report, source_size(tensors, model, config, overlaid_cfg=cfg))
+    tensors = account(tensors, like, report)
+    adapted = adapt(tensors, like, report, source_size(tensors, like, config, overlaid_cfg=cfg))
+    adapted = exchange(adapted, like, model, report)
     _tell_timm(cfg, model, report)
     logger.log(logging.WARNING if report.missing or report.doubtful else logging.INFO, "%s", report)
     return adapted

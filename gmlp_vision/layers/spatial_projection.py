@@ -69,11 +69,7 @@ class SpatialProjection(Structured):
         bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on(grid_size)
-        if torch.compiler.is_exporting():
-            # ONNX's product repeats W for each image by itself; expanded, it would be copied. And quantisers
-            # take what is added to a product for a bias of its last dimension (NNCF's bias correction).
-            return weight @ x - (-bias).unsqueeze(-1)
-        return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), x)
+        return map_row_of_tokens(x, weight, bias)
 
     def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:
         return parameters[0].unsqueeze(0)
@@ -89,3 +85,15 @@ class SpatialProjection(Structured):
     def operators(self, grid_size: Grid) -> list[Operator]:
         """W and b themselves, as `gmlp_vision.layers.ask.operators` tells them."""
         return [Operator("", "token", self.weight, self.bias, self.init_std)]
+
+
+def map_row_of_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``W x + b`` over tokens in a row, without a transpose.
+
+    Shapes: (B, N, C) tokens, (N, N) weight, (N,) bias -> as the tokens.
+    """
+    if torch.compiler.is_exporting():
+        # ONNX's product repeats W for each image by itself; expanded, it would be copied. And quantisers
+        # take what is added to a product for a bias of its last dimension (NNCF's bias correction).
+        return weight @ x - (-bias).unsqueeze(-1)
+    return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), x)
