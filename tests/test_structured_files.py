@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import TINY, images, same, same_weights, tiny
 from torch import nn
 
