@@ -200,7 +200,7 @@ def open_onnx(path: Path) -> Runner:
 def write_openvino(model: nn.Module, images: torch.Tensor, path: Path) -> None:
     import openvino
 
-    # not convert_model, which would make sums of the subtractions (layers/spatial_projection.py says what
+    # not convert_model, which would make sums of the subtractions (layers/structured.py says what
     # they are for) and sends statistics of its use over the network
     converted = openvino.Core().read_model(onnx_of(model, images))
     try:
