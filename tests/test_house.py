@@ -22,7 +22,12 @@ GROUND_UP = [
     {"layers.observed", "layers.resample", "layers.linear", "layers.precision", "layers.windows"},
     {"layers.ask", "layers.fast_form", "layers.grid_tied", "layers.structured"},
     {
+        "layers.axial",
+        "layers.cells",
+        "layers.circulant",
         "layers.experts",
+        "layers.fourier",
+        "layers.low_rank",
         "layers.position",
         "layers.posmlp",
         "layers.spatial_projection",

@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from gmlp_vision.layers.axial import AxialProjection
+from gmlp_vision.layers.cells import BlockProjection, GridProjection
+from gmlp_vision.layers.circulant import CirculantProjection
+from gmlp_vision.layers.low_rank import LowRankProjection
 from gmlp_vision.layers.posmlp import GqpeProjection, LrpeProjection
 from gmlp_vision.layers.spatial_projection import SpatialProjection
 from gmlp_vision.layers.structured import Structured
@@ -18,6 +22,11 @@ KINDS: dict[str, type[Structured]] = {
     "toeplitz": ToeplitzProjection,
     "lrpe": LrpeProjection,
     "gqpe": GqpeProjection,
+    "circulant": CirculantProjection,
+    "axial": AxialProjection,
+    "rank:R": LowRankProjection,
+    "block:B": BlockProjection,
+    "grid:G": GridProjection,
 }
 
 
