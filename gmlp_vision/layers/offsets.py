@@ -80,13 +80,23 @@ def _by_frequency(x: torch.Tensor, table: torch.Tensor, bias: torch.Tensor) -> t
     there, back, waves = transforms(height, x)
     # with the batch beside the channels nothing more is copied, and of one image nothing at all
     columns = x.reshape(batch, height, width, channels // g, g).permute(4, 2, 1, 0, 3).reshape(g, width, height, n)
-    u = torch.matmul(there.expand(g, width, -1, -1), columns)  # rows (part, f)
+    u = torch.matmul(_for_each(there, columns), columns)  # rows (part, f)
     u = u.view(g, 2 * width, height, n).transpose(1, 2)  # rows (w, part) of each frequency
     v = torch.matmul(frequency_maps(table, waves), u)  # rows (part, w)
     v = v.view(g, 2 * height, width, n).transpose(1, 2)  # rows (f, part) of each column
-    y = torch.matmul(back.expand(g, width, -1, -1), v)  # (G, W, H, n)
+    y = torch.matmul(_for_each(back, v), v)  # (G, W, H, n)
     y = y.view(g, width, height, batch, channels // g).permute(3, 2, 1, 4, 0).reshape(x.shape)
     return y + bias.view(height, width, 1)
+
+
+def _for_each(matrix: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """A matrix for each of the matrices (G, W, .., n)."""
+    if torch.jit.is_scripting():  # TorchScript does not know the question below
+        return matrix.expand(of.shape[0], of.shape[1], -1, -1)
+    elif torch.compiler.is_exporting():  # noqa: RET505  it compiles no other form
+        return matrix  # ONNX's product repeats it by itself; expanded, it would be copied
+    else:
+        return matrix.expand(of.shape[0], of.shape[1], -1, -1)
 
 
 class InPieces(torch.autograd.Function):
