@@ -35,6 +35,7 @@ GROUND_UP = [
         "layers.token_mlp",
         "layers.toeplitz",
     },
+    {"layers.shared_kernel"},
     {"layers.spatial", "layers.spatial_gating"},
     {"layers"},
     {"checkpoints"},

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.offsets import mean_of_offsets, toeplitz_matrix
-from gmlp_vision.layers.resample import Grid, crop_or_pad_offsets
+from gmlp_vision.layers.resample import ANY_GRID, TOKEN_MAP, Grid, crop_or_pad_offsets
 from gmlp_vision.layers.structured import Structured
 
 
@@ -43,6 +43,7 @@ class LocalProjection(Structured):
         ValueError: k is even.
     """
 
+    RULES = {"kernel": ANY_GRID, "bias": TOKEN_MAP}  # noqa: RUF012  a ClassVar in the base
     OPTION = "kernel_size"
     GROUPED = True
 
@@ -70,28 +71,27 @@ class LocalProjection(Structured):
         nn.init.constant_(self.bias, self.init_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kernel: torch.Tensor = self.kernel
         bias: torch.Tensor = self.bias
         if self.dynamic:
-            (bias,) = self.parameters_on((x.shape[1], x.shape[2]))
-        return convolve(x, self.kernel) + bias.view(x.shape[1], x.shape[2], 1)
+            kernel, bias = self.parameters_on((x.shape[1], x.shape[2]))
+        return convolve(x, kernel) + bias.view(x.shape[1], x.shape[2], 1)
 
     def fast_forward(self, x: torch.Tensor, grid_size: Grid) -> torch.Tensor:
         """The same, b added in place.
 
         Shape: (B, N, C), the tokens of a grid in a row -> (B, N, C).
         """
+        kernel: torch.Tensor = self.kernel
         bias: torch.Tensor = self.bias
         if self.dynamic:
-            (bias,) = self.parameters_on(grid_size)
-        return convolve(x.unflatten(1, grid_size), self.kernel).add_(bias.view(*grid_size, 1)).flatten(1, 2)
+            kernel, bias = self.parameters_on(grid_size)
+        return convolve(x.unflatten(1, grid_size), kernel).add_(bias.view(*grid_size, 1)).flatten(1, 2)
 
     def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:
-        w = toeplitz_matrix(crop_or_pad_offsets(self.kernel, self.grid_of_kernel(), grid_size), *grid_size)
+        table = crop_or_pad_offsets(parameters[0], grid_of(len(parameters[0])), grid_size)
+        w = toeplitz_matrix(table, *grid_size)
         return w.unsqueeze(0) if w.ndim == 2 else w.permute(2, 0, 1)
-
-    def grid_of_kernel(self) -> Grid:
-        """The grid whose offsets are those of the kernel."""
-        return (self.kernel.shape[0] // 2 + 1,) * 2
 
     @classmethod
     def nearest(
@@ -99,15 +99,17 @@ class LocalProjection(Structured):
     ) -> dict[str, torch.Tensor]:
         check_kernel(kernel_size)
         means = mean_of_offsets(weight, grid_size)
-        kernel = crop_or_pad_offsets(means, grid_size, (kernel_size // 2 + 1,) * 2)
+        kernel = crop_or_pad_offsets(means, grid_size, grid_of(kernel_size))
         return {"kernel": kernel if groups == 1 else kernel.unsqueeze(2).repeat(1, 1, groups)}
 
     @classmethod
     def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:
         if tensors.keys() != {"kernel", "bias"}:
             return None
-        size, _, *axes = tensors["kernel"].shape
-        return {"kernel_size": size, "groups": axes[0] if axes else 1}
+        sizes = tuple(tensors["kernel"].shape)
+        if len(sizes) not in (2, 3) or sizes[0] != sizes[1] or sizes[0] % 2 == 0:
+            return None
+        return {"kernel_size": sizes[0], "groups": sizes[2] if len(sizes) == 3 else 1}
 
     def note(self) -> str:
         k = self.kernel.shape[0]
@@ -117,7 +119,14 @@ class LocalProjection(Structured):
 def check_kernel(size: int) -> None:
     """Refuses a side without a middle."""
     if size < 1 or size % 2 == 0:
-        raise ValueError(f"the kernel is {size} x {size}; expected an odd side, so that a token is its centre")
+        raise ValueError(
+            f"the kernel is {size} x {size}; expected an odd side, so that a token is its centre"
+        )
+
+
+def grid_of(size: int) -> Grid:
+    """The grid whose offsets are those of a kernel."""
+    return size // 2 + 1, size // 2 + 1
 
 
 def convolve(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:

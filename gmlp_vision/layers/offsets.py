@@ -30,12 +30,18 @@ CHANNELS = 192  # at once where memory is written over: what 3 passes need then 
 
 
 def makes_w(height: int, width: int) -> bool:
-    """Whether the form with W itself is the faster one: on square grids up to 15 x 15 tokens.
+    """Whether the form with W itself is the faster one: on square grids up to 15 x 15 tokens, in a file of ONNX
+    up to 23 x 23, since W is a constant there.
 
-    This is the one place where it is decided. Its multiply-adds are N / (4 H + 4 W) times those of the other
-    form, which loses a factor of about 2 in smaller products. Measured, see benchmarks/speed/RESULTS.md.
+    This is the one place where it is decided. The multiply-adds of W are N / (4 H + 4 W) times those of the
+    other form, which loses a factor of 2 or 3 in smaller products. Measured: benchmarks/speed/RESULTS.md.
     """
-    return height * width < 8 * (height + width)
+    if torch.jit.is_scripting():  # TorchScript does not know the question below
+        return height * width < 8 * (height + width)
+    elif torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():  # noqa: RET505  it compiles no other form
+        return height * width < 12 * (height + width)
+    else:
+        return height * width < 8 * (height + width)
 
 
 def map_offsets(x: torch.Tensor, table: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -79,7 +85,9 @@ def _by_frequency(x: torch.Tensor, table: torch.Tensor, bias: torch.Tensor) -> t
     n = batch * (channels // g)  # columns of each group
     there, back, waves = transforms(height, x)
     # with the batch beside the channels nothing more is copied, and of one image nothing at all
-    columns = x.reshape(batch, height, width, channels // g, g).permute(4, 2, 1, 0, 3).reshape(g, width, height, n)
+    columns = (
+        x.reshape(batch, height, width, channels // g, g).permute(4, 2, 1, 0, 3).reshape(g, width, height, n)
+    )
     u = torch.matmul(_for_each(there, columns), columns)  # rows (part, f)
     u = u.view(g, 2 * width, height, n).transpose(1, 2)  # rows (w, part) of each frequency
     v = torch.matmul(frequency_maps(table, waves), u)  # rows (part, w)
@@ -135,7 +143,11 @@ def _gradients(
     x: torch.Tensor, table: torch.Tensor, of_y: torch.Tensor, is_learned: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Of tokens and table, the latter if it is learned. That of the tokens is a map of opposite offsets."""
-    (height, width), of_x, of_table = x.shape[1:3], torch.empty(x.shape, dtype=x.dtype), torch.zeros_like(table)
+    (height, width), of_x, of_table = (
+        x.shape[1:3],
+        torch.empty(x.shape, dtype=x.dtype),
+        torch.zeros_like(table),
+    )
     there, back, waves = transforms(height, x)
     counts = back[0, ::2].view(height, 1, 1)  # what `back` has more than `there`
     there, back = there.expand(width, -1, -1), back.expand(width, -1, -1)

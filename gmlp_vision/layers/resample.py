@@ -213,6 +213,7 @@ def fixed(why: str, leading: Callable[[Grid], tuple[int, ...]]) -> Rule:
 OPERATOR = Rule(resample_operator, lambda grid: (grid[0] * grid[1],) * 2)
 TOKEN_MAP = Rule(resample_map, lambda grid: (grid[0] * grid[1],))
 TOKEN_READER = Rule(resample_reader, lambda grid: (grid[0] * grid[1],))
+ANY_GRID = Rule(lambda tensor, old_grid, new_grid: tensor, lambda grid: ())
 OFFSETS = Rule(crop_or_pad_offsets, offsets_of, grid_of=grid_of_offsets)
 CYCLIC_OFFSETS = Rule(
     crop_or_pad_cyclic,

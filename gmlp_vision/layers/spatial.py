@@ -13,6 +13,7 @@ from gmlp_vision.layers.circulant import CirculantProjection
 from gmlp_vision.layers.local import LocalProjection
 from gmlp_vision.layers.low_rank import LowRankProjection
 from gmlp_vision.layers.posmlp import GqpeProjection, LrpeProjection
+from gmlp_vision.layers.shared_kernel import DenseKernel, DenseToeplitz
 from gmlp_vision.layers.spatial_projection import SpatialProjection
 from gmlp_vision.layers.structured import Structured
 from gmlp_vision.layers.toeplitz import ToeplitzProjection
@@ -29,6 +30,8 @@ KINDS: dict[str, type[Structured]] = {
     "rank:R": LowRankProjection,
     "block:B": BlockProjection,
     "grid:G": GridProjection,
+    "dense+toeplitz": DenseToeplitz,
+    "dense+KxK": DenseKernel,
 }
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.resample import OPERATOR, TOKEN_MAP, Grid
-from gmlp_vision.layers.structured import Structured, map_tokens, map_tokens_in_a_row
+from gmlp_vision.layers.structured import Structured, map_tokens
 
 
 @fast_form()
@@ -69,7 +69,7 @@ class SpatialProjection(Structured):
         bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on(grid_size)
-        return map_tokens_in_a_row(x, weight, bias)
+        return map_row_of_tokens(x, weight, bias)
 
     def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:
         return parameters[0].unsqueeze(0)
@@ -85,3 +85,15 @@ class SpatialProjection(Structured):
     def operators(self, grid_size: Grid) -> list[Operator]:
         """W and b themselves, as `gmlp_vision.layers.ask.operators` tells them."""
         return [Operator("", "token", self.weight, self.bias, self.init_std)]
+
+
+def map_row_of_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``W x + b`` over tokens in a row, without a transpose.
+
+    Shapes: (B, N, C) tokens, (N, N) weight, (N,) bias -> as the tokens.
+    """
+    if torch.compiler.is_exporting():
+        # ONNX's product repeats W for each image by itself; expanded, it would be copied. And quantisers
+        # take what is added to a product for a bias of its last dimension (NNCF's bias correction).
+        return weight @ x - (-bias).unsqueeze(-1)
+    return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), x)

@@ -130,18 +130,6 @@ def map_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     return functional.linear(tokens.transpose(1, 2), weight, bias).transpose(1, 2).view_as(x)
 
 
-def map_tokens_in_a_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``W x + b`` over the tokens, W on the left of the (N, C) matrix of each image: nothing is transposed.
-
-    Shapes: (B, N, C) tokens, (N, N) weight, (N,) bias -> as the tokens.
-    """
-    if torch.compiler.is_exporting():
-        # ONNX's product repeats W for each image by itself; expanded, it would be copied. And quantisers
-        # take what is added to a product for a bias of its last dimension (NNCF's bias correction).
-        return weight @ x - (-bias).unsqueeze(-1)
-    return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), x)
-
-
 def map_tokens_by_group(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``W_g x + b`` over the tokens, channel c with the W of group c mod G.
 

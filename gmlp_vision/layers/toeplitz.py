@@ -11,7 +11,8 @@ from torch import nn
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.offsets import makes_w, map_offsets, mean_of_offsets, toeplitz_matrix
 from gmlp_vision.layers.resample import OFFSETS, TOKEN_MAP, Grid, offsets_of
-from gmlp_vision.layers.structured import Structured, map_tokens_in_a_row
+from gmlp_vision.layers.spatial_projection import map_row_of_tokens
+from gmlp_vision.layers.structured import Structured
 
 torch.fx.wrap("map_offsets")
 
@@ -85,7 +86,7 @@ class ToeplitzProjection(Structured):
         if self.dynamic:
             table, bias = self.parameters_on(grid_size)
         if table.ndim == 2 and makes_w(*grid_size):
-            return map_tokens_in_a_row(x, toeplitz_matrix(table, *grid_size), bias)
+            return map_row_of_tokens(x, toeplitz_matrix(table, *grid_size), bias)
         return map_offsets(x.unflatten(1, grid_size), table, bias).flatten(1, 2)
 
     def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:

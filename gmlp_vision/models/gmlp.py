@@ -12,7 +12,8 @@ Table 1, so more parameters. layers/spatial_gating.py has their formulas and how
 W may be of another kind, in any of the units, by `spatial=` (layers/spatial.py; docs/structure.md has them
 all). With "toeplitz" it depends on the offsets of tokens alone, with "7x7" on those of near tokens, with
 "circulant" on those around the borders, with "axial" a token sees its own row and column, "rank:8" is a
-product through 8 numbers: readings of this project's. With "lrpe" or "gqpe" W is PosMLP's, https://arxiv.org/abs/2207.07284, one a group of channels
+product through 8 numbers: readings of this project's. With "lrpe" or "gqpe" W is PosMLP's,
+https://arxiv.org/abs/2207.07284, one a group of channels
 (layers/posmlp.py). Its abstract puts them into a gMLP of 19.4 M parameters, which then has 18.2 M. So has
 gMLP-S with gqpe, but for the unit's norm, which PosMLP leaves out and which stays here. The 16 groups are the
 default of the authors' unit.
