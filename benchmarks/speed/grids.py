@@ -2,9 +2,10 @@
 
     python benchmarks/speed/grids.py [--sizes 224 1024] [--models dense toeplitz] [--part 6] [--device cuda]
 
-Each model at each size has a process of its own, which tells its peak memory; those of a size take turns, and
-the seconds are medians, and the ratios those of the single turns. A model that does not fit into `--limit` GiB is told as such. With `--part 6` all
-models have a sixth of their blocks, which are equal, so that ratios of time hold. The tables are Markdown.
+Each model at each size has a process of its own, which tells its peak memory, beyond that of the libraries.
+Those of a size take turns; the seconds are medians, and so are the ratios of the single turns. A model that
+does not fit into `--limit` GiB is told as such. With `--part 6` all models have a sixth of their blocks, which
+are equal, so that ratios of time hold. The tables are Markdown.
 """
 
 import argparse
