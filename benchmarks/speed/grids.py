@@ -4,8 +4,8 @@
 
 Each model at each size has a process of its own, which tells its peak memory, beyond that of the libraries.
 Those of a size take turns; the seconds are medians, and so are the ratios of the single turns. A model that
-does not fit into `--limit` GiB is told as such. With `--part 6` all models have a sixth of their blocks, which
-are equal, so that ratios of time hold. The tables are Markdown.
+does not fit into `--limit` GiB is told as such. With `--part 6` all models have a sixth of their blocks, all
+equal, so that ratios of time hold. The tables are Markdown.
 """
 
 import argparse

@@ -30,8 +30,8 @@ CHANNELS = 192  # at once where memory is written over: what 3 passes need then 
 
 
 def makes_w(height: int, width: int) -> bool:
-    """Whether the form with W itself is the faster one: on square grids up to 15 x 15 tokens, in a file of ONNX
-    up to 23 x 23, since W is a constant there.
+    """Whether the form with W itself is the faster one: on square grids up to 15 x 15 tokens, and up to
+    23 x 23 in a file of ONNX, where W is a constant.
 
     This is the one place where it is decided. The multiply-adds of W are N / (4 H + 4 W) times those of the
     other form, which loses a factor of 2 or 3 in smaller products. Measured: benchmarks/speed/RESULTS.md.

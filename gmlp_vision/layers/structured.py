@@ -113,7 +113,7 @@ class Structured(GridTied):
         return self.init_std
 
     def std_of(self, numbers: float) -> float:
-        """Of what a row of W is made of, if that many of its entries, in the mean, are not 0: see the class."""
+        """Of what a row of W is made of, if so many of its entries, in the mean, are not 0: see the class."""
         return self.init_std * (self.grid_size[0] * self.grid_size[1] / numbers) ** 0.5
 
     def new_bias(self, **dd: Any) -> nn.Parameter:

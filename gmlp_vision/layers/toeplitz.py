@@ -19,7 +19,7 @@ torch.fx.wrap("map_offsets")
 
 @fast_form()
 class ToeplitzProjection(Structured):
-    """``y[i, c] = sum_j T_g[offset of j from i] x[j, c] + b[i]``: a SpatialProjection whose W is block-Toeplitz.
+    """``y[i, c] = sum_j T_g[offset of j from i] x[j, c] + b[i]``: a dense W that is block-Toeplitz.
 
     ``T[H - 1 + i, W - 1 + j]`` is for the token i rows further down and j columns further right. W, N x N,
     then depends on offsets alone: (2 H - 1)(2 W - 1) numbers in the place of N^2, and equal filters at all
