@@ -155,6 +155,13 @@ def of_grouped_offset(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[
     return by_group(of_offset(p, x, t, s), p)
 
 
+def of_near_offset(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    kernel = p["mlp_channels.gate.proj.kernel"]
+    r = len(kernel) // 2
+    i, j = s[0] - t[0], s[1] - t[1]
+    return kernel[r + i, r + j] if max(abs(i), abs(j)) <= r else torch.zeros_like(kernel[0, 0])
+
+
 def of_gaussian(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
     centers, spreads = p["mlp_channels.gate.proj.centers"], p["mlp_channels.gate.proj.spreads"]
 
@@ -179,6 +186,13 @@ def of_offset_around(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[i
 def of_factors(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
     writes, reads = p["mlp_channels.gate.proj.writes"], p["mlp_channels.gate.proj.reads"]
     return (writes[places(x).index(t)] * reads[places(x).index(s)]).sum()
+
+
+def kernel_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """The kernel stays, and ``b' = R b``."""
+    assert torch.equal(before["mlp_channels.gate.proj.kernel"], after["mlp_channels.gate.proj.kernel"])
+    old, new = (p["mlp_channels.gate.proj.bias"] for p in (before, after))
+    torch.testing.assert_close(new, resize(old), atol=1e-12, rtol=1e-10)
 
 
 def gaussian_law(before: Tensors, after: Tensors, resize: Resize) -> None:
@@ -879,6 +893,14 @@ ROWS = [
         equation=gmlp(split, of_offset),
         resize="resampled",
         law=offset_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"gmlp_s16_7x7": 18_271_646},
+        tiny={"spatial": "3x3"},
+        equation=gmlp(split, of_near_offset),
+        resize="resampled",
+        law=kernel_law,
         filters={"token"},
     ),
     Row(

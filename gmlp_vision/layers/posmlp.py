@@ -15,76 +15,35 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from gmlp_vision.layers.fast_form import fast_form
+from gmlp_vision.layers.offsets import toeplitz_matrix
 from gmlp_vision.layers.precision import at_least_float32
-from gmlp_vision.layers.resample import OFFSETS, TOKEN_MAP, Grid, offsets_of
+from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.structured import Structured, map_tokens_by_group
-from gmlp_vision.layers.toeplitz import mean_of_offsets, toeplitz_matrix
+from gmlp_vision.layers.toeplitz import ToeplitzProjection
 
 torch.fx.wrap("at_least_float32")
 
 NOISE_STD = 0.01  # of centers and spreads at the start, in the authors' code
 
 
-class LrpeProjection(Structured):
-    """W_g has a learned number for each offset; with one group it is a ToeplitzProjection.
+@fast_form()
+class LrpeProjection(ToeplitzProjection):
+    """W_g has a learned number for each offset: a ToeplitzProjection, whose table has an axis for the groups
+    with one group too.
 
     The authors' table is for the place of i less that of j, so this one is theirs turned by half a turn. They
     start it and b at 0; in gMLP's units both start as the unit says.
-
-    Args:
-        grid_size: (H, W) of the token grid that the table belongs to, in tokens.
-        init_std: Standard deviation of the table at the start.
-        init_bias: All of b at the start.
-        groups: G.
-        device, dtype: of the parameters.
-
-    Shape: (B, H, W, C) -> (B, H, W, C), C a multiple of G.
     """
 
-    RULES = {"table": OFFSETS, "bias": TOKEN_MAP}  # noqa: RUF012  a ClassVar in the base
-    GROUPED = True
-
-    def __init__(
-        self,
-        grid_size: Grid,
-        init_std: float = 1e-6,
-        init_bias: float = 1.0,
-        groups: int = 1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(grid_size, init_std, init_bias)
-        self.table = nn.Parameter(torch.empty(*offsets_of(grid_size), groups, device=device, dtype=dtype))
-        self.bias = self.new_bias(device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """As a SpatialProjection starts."""
-        nn.init.normal_(self.table, std=self.init_std)
-        nn.init.constant_(self.bias, self.init_bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        table: torch.Tensor = self.table
-        bias: torch.Tensor = self.bias
-        if self.dynamic:
-            table, bias = self.parameters_on((x.shape[1], x.shape[2]))
-        w = toeplitz_matrix(table, x.shape[1], x.shape[2]).permute(2, 0, 1)
-        return map_tokens_by_group(x, w, bias)
-
-    def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:
-        return toeplitz_matrix(parameters[0], *grid_size).permute(2, 0, 1)
-
     @classmethod
-    def nearest(cls, weight: torch.Tensor, grid_size: Grid, groups: int = 1) -> dict[str, torch.Tensor]:
-        return {"table": mean_of_offsets(weight, grid_size).unsqueeze(2).repeat(1, 1, groups)}
+    def axes_of(cls, groups: int) -> tuple[int, ...]:
+        return (groups,)
 
     @classmethod
     def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:
         known = tensors.keys() == {"table", "bias"} and tensors["table"].ndim == 3
         return {"groups": tensors["table"].shape[2]} if known else None
-
-    def note(self) -> str:
-        return "Toeplitz: made of a table of offsets"
 
 
 class GqpeProjection(Structured):

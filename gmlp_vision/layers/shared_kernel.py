@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from gmlp_vision.layers.fast_form import fast_form
+from gmlp_vision.layers.offsets import toeplitz_matrix
 from gmlp_vision.layers.resample import ANY_GRID, OFFSETS, OPERATOR, TOKEN_MAP, Grid, offsets_of
 from gmlp_vision.layers.spatial_projection import SpatialProjection, map_row_of_tokens
 from gmlp_vision.layers.structured import Structured, map_tokens
-from gmlp_vision.layers.toeplitz import toeplitz_matrix
 
 
 class SharedKernel(Structured):

@@ -10,6 +10,7 @@ import torch
 from gmlp_vision.layers.axial import AxialProjection
 from gmlp_vision.layers.cells import BlockProjection, GridProjection
 from gmlp_vision.layers.circulant import CirculantProjection
+from gmlp_vision.layers.local import LocalProjection
 from gmlp_vision.layers.low_rank import LowRankProjection
 from gmlp_vision.layers.posmlp import GqpeProjection, LrpeProjection
 from gmlp_vision.layers.shared_kernel import DenseKernel, DenseToeplitz
@@ -21,6 +22,7 @@ from gmlp_vision.layers.toeplitz import ToeplitzProjection
 KINDS: dict[str, type[Structured]] = {
     "dense": SpatialProjection,
     "toeplitz": ToeplitzProjection,
+    "KxK": LocalProjection,
     "lrpe": LrpeProjection,
     "gqpe": GqpeProjection,
     "circulant": CirculantProjection,

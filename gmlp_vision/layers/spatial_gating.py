@@ -23,13 +23,26 @@ import torch
 from torch import nn
 
 from gmlp_vision.layers.fast_form import fast_form
+from gmlp_vision.layers.local import LocalProjection
+from gmlp_vision.layers.posmlp import LrpeProjection
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.shared_kernel import DenseKernel, DenseToeplitz
 from gmlp_vision.layers.spatial import projection_of
 from gmlp_vision.layers.spatial_projection import SpatialProjection
+from gmlp_vision.layers.toeplitz import ToeplitzProjection
 
 
-@fast_form(norm=nn.LayerNorm, proj=(SpatialProjection, DenseToeplitz, DenseKernel))
+@fast_form(
+    norm=nn.LayerNorm,
+    proj=(
+        SpatialProjection,
+        ToeplitzProjection,
+        LrpeProjection,
+        LocalProjection,
+        DenseToeplitz,
+        DenseKernel,
+    ),
+)
 class SpatialGatingUnit(nn.Module):
     """``s(Z) = Z1 * f(LN(Z2))``: Z1, Z2 the halves of Z along the channels, f a linear map over tokens.
 

@@ -112,8 +112,8 @@ class Structured(GridTied):
         """The root of the mean square of W's entries at the start."""
         return self.init_std
 
-    def std_of(self, numbers: int) -> float:
-        """Of what a row of W is made of, if that many of its entries are not 0: see the class."""
+    def std_of(self, numbers: float) -> float:
+        """Of what a row of W is made of, if so many of its entries, in the mean, are not 0: see the class."""
         return self.init_std * (self.grid_size[0] * self.grid_size[1] / numbers) ** 0.5
 
     def new_bias(self, **dd: Any) -> nn.Parameter:

@@ -10,9 +10,10 @@ the paper has none for images, and compares them at other depths and widths. Her
 Table 1, so more parameters. layers/spatial_gating.py has their formulas and how they start.
 
 W may be of another kind, in any of the units, by `spatial=` (layers/spatial.py; docs/structure.md has them
-all). With "toeplitz" it depends on the offsets of tokens alone, with "circulant" on those around the borders,
-with "axial" a token sees its own row and column, "rank:8" is a product through 8 numbers: readings of this
-project's. With "lrpe" or "gqpe" W is PosMLP's, https://arxiv.org/abs/2207.07284, one a group of channels
+all). With "toeplitz" it depends on the offsets of tokens alone, with "7x7" on those of near tokens, with
+"circulant" on those around the borders, with "axial" a token sees its own row and column, "rank:8" is a
+product through 8 numbers: readings of this project's. With "lrpe" or "gqpe" W is PosMLP's,
+https://arxiv.org/abs/2207.07284, one a group of channels
 (layers/posmlp.py). Its abstract puts them into a gMLP of 19.4 M parameters, which then has 18.2 M. So has
 gMLP-S with gqpe, but for the unit's norm, which PosMLP leaves out and which stays here. The 16 groups are the
 default of the authors' unit.
@@ -158,6 +159,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "gmlp_ti16_toeplitz": {**TINY, "spatial": "toeplitz"},
     "gmlp_s16_toeplitz": {**SMALL, "spatial": "toeplitz"},
     "gmlp_b16_toeplitz": {**BASE, "spatial": "toeplitz"},
+    "gmlp_s16_7x7": {**SMALL, "spatial": "7x7"},
     "gmlp_s16_lrpe": {**SMALL, "spatial": "lrpe", "groups": 16},
     "gmlp_s16_gqpe": {**SMALL, "spatial": "gqpe", "groups": 16},
     "gmlp_s16_axial": {**SMALL, "spatial": "axial"},
@@ -332,6 +334,7 @@ default_cfgs = generate_default_cfgs(
         "gmlp_ti16_toeplitz.untrained": cfg(**PAPER),
         "gmlp_s16_toeplitz.untrained": cfg(**PAPER),
         "gmlp_b16_toeplitz.untrained": cfg(**PAPER),
+        "gmlp_s16_7x7.untrained": cfg(**PAPER),
         "gmlp_s16_lrpe.untrained": cfg(**POSMLP),
         "gmlp_s16_gqpe.untrained": cfg(**POSMLP),
         "gmlp_s16_axial.untrained": cfg(**PAPER),
@@ -435,6 +438,12 @@ def gmlp_s16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 def gmlp_b16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """gMLP-B whose W is Toeplitz: 71.94 M parameters, 224 px, patch 16."""
     return create("gmlp_b16_toeplitz", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_7x7(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W is a convolution with one kernel of 7 x 7: 18.27 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_7x7", GMlp, SIZES, pretrained, **kwargs)
 
 
 @register_model
