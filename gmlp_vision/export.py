@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gmlp_vision.atomic import replace_files, write_file
-from gmlp_vision.checkpoints import DTYPES, build
+from gmlp_vision.checkpoints import DTYPES, build, kernels_of, merge
 from gmlp_vision.checkpoints.outputs import check_files
 from gmlp_vision.checkpoints.rounding import losses
 from gmlp_vision.errors import UserError
@@ -31,7 +31,7 @@ Runner = Callable[[torch.Tensor], torch.Tensor]
 class Parity(NamedTuple):
     """How far a file is from its model, and how far it may be: parts of the spread of the model's logits.
 
-    The notes tell which numbers the dtype could not hold.
+    The notes tell which numbers the dtype could not hold, and what was merged.
     """
 
     difference: float
@@ -122,8 +122,12 @@ def export_model(
     images = torch.randn(3, model.in_chans, *model.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = Float32Ends(model, torch.float32)(images)
+    merged: list[str] = []
+    if count := len(kernels_of(model)):
+        model = merge(deepcopy(model))
+        merged = [f"the shared kernels of {count} layers are merged into W"]
     exported = Float32Ends(model, DTYPES[dtype])
-    notes = tuple(losses(model.state_dict(), exported.model.state_dict(), "this model"))
+    notes = (*merged, *losses(model.state_dict(), exported.model.state_dict(), "this model"))
     spread = expected.std(dim=0).max().item()
     if spread == 0:
         raise UserError(

@@ -5,6 +5,7 @@ from gmlp_vision.checkpoints.convert import convert_file
 from gmlp_vision.checkpoints.describe import describe
 from gmlp_vision.checkpoints.hub import explain_hub_errors, refuse_page
 from gmlp_vision.checkpoints.load import checkpoint_filter_fn, load_checkpoint
+from gmlp_vision.checkpoints.merge import kernels_of, merge
 from gmlp_vision.checkpoints.pickled import data_allowed
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
@@ -21,7 +22,9 @@ __all__ = [
     "data_allowed",
     "describe",
     "explain_hub_errors",
+    "kernels_of",
     "load_checkpoint",
+    "merge",
     "read_checkpoint",
     "refuse_page",
 ]

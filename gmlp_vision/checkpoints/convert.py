@@ -8,6 +8,7 @@ from torch import nn
 from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.build import Built, build
 from gmlp_vision.checkpoints.identify import identify
+from gmlp_vision.checkpoints.merge import kernels_of, merge, report_merged
 from gmlp_vision.checkpoints.names import OWN, from_ours
 from gmlp_vision.checkpoints.outputs import check_files, check_folder
 from gmlp_vision.checkpoints.read import Checkpoint
@@ -33,6 +34,7 @@ def convert_file(
     dtype: str | None = None,
     model: str | None = None,
     prefix: str | None = None,
+    spatial: str | None = None,
 ) -> Report:
     """Reads a checkpoint, carries it to the size that is asked for, and writes it.
 
@@ -41,7 +43,7 @@ def convert_file(
         out: One file, replaced if it is there, where the name ends in .safetensors, .pth, .pt, .pth.tar,
             .bin or .ckpt, in capitals or not; else a new folder in timm's local-dir form. A name that ends as
             other files do is refused, but with a slash behind it.
-        layout, grid, img_size, patch_size, num_classes, weights, model, prefix: As for `build`.
+        layout, grid, img_size, patch_size, num_classes, weights, model, prefix, spatial: As for `build`.
         to: Whose names it gets, in one file: 'timm' or another (docs/weights.md); None for this package.
         dtype: Of the numbers written, 'fp32', 'fp16' or 'bf16'; None for the file's own.
 
@@ -76,7 +78,10 @@ def convert_file(
         num_classes=num_classes,
         model=model,
         prefix=prefix,
+        spatial=spatial,
     )
+    report_merged(kernels_of(built.model), built.report)
+    merge(built.model)
     if dtype is not None:
         built.report.notes += _cast(built.model, dtype, built.title)
     if not is_file_name(out):

@@ -67,7 +67,7 @@ def operators(module: nn.Module, grid_size: Grid | None) -> list[Operator]:
 
 def layers_with_operators() -> list[str]:
     """The names of the classes that say which maps over tokens they hold, for messages."""
-    own = {cls for cls in _derived(nn.Module) if "operators" in vars(cls)}
+    own = {cls for cls in _derived(nn.Module) if hasattr(cls, "operators")}
     return sorted({cls.__name__ for cls in own | (set(operators.registry) - {object})})
 
 

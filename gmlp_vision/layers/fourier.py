@@ -146,3 +146,45 @@ def circulants(weight: torch.Tensor) -> torch.Tensor:
     """(N, G) to the (G, N, N) matrices of which row i is w moved by i places, around the end."""
     places = torch.arange(weight.shape[0], device=weight.device)
     return weight[(places - places.unsqueeze(1)) % weight.shape[0]].permute(2, 0, 1)
+
+
+def correlate_on_torus(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``y[i] = sum_d w[d] x[i + d]`` over the grid, offsets taken around its borders; channel c has the w of
+    group c mod G.
+
+    Args:
+        x: (B, H, W, C).
+        weight: (H, W, G), G a divisor of C.
+
+    Returns:
+        (B, H, W, C), in float32 or above.
+    """
+    x = at_least_float32(x)
+    weight = at_least_float32(weight).to(x.dtype)
+    if torch.jit.is_scripting():  # TorchScript does not know the question below
+        return _on_torus_by_fft(x, weight)
+    elif torch.compiler.is_exporting():  # noqa: RET505  it compiles no other form
+        return filter_frequencies(x, torch.stack(_frequencies_of(weight, x.shape[3]), dim=-1))
+    else:
+        return _on_torus_by_fft(x, weight)
+
+
+def _on_torus_by_fft(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    frequencies = torch.fft.rfft2(weight, dim=[0, 1]).conj()
+    frequencies = frequencies.repeat(1, 1, x.shape[3] // weight.shape[2])
+    products = torch.fft.rfft2(x, dim=[1, 2]) * frequencies
+    return torch.fft.irfft2(products, s=[x.shape[1], x.shape[2]], dim=[1, 2])
+
+
+def _frequencies_of(weight: torch.Tensor, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the correlation multiplies each frequency by, (H, W // 2 + 1, channels), in two parts."""
+    height, width, groups = weight.shape
+    (cos_h, sin_h), (cos_w, sin_w) = dft_matrices(height, weight), dft_matrices(width, weight)
+    half = width // 2 + 1
+    along = weight.transpose(0, 1).flatten(1)  # (W, H G)
+    scale = math.sqrt(height * width)  # the matrices are unitary, and the filter is not
+    re, im = (matmul_float32(m[:half] * scale, along) for m in (cos_w, sin_w))
+    re, im = (part.view(half, height, groups) for part in (re, im))
+    re, im = _turn(re, im, cos_h, sin_h)  # the conjugate
+    re, im = (part.transpose(0, 1).repeat(1, 1, channels // groups) for part in (re, im))
+    return re, im

@@ -71,9 +71,19 @@ class GridTied(nn.Module):
         Raises:
             ValueError: A rule refuses.
         """
-        return tuple(
-            rule.carry(getattr(self, name), self.grid_size, grid_size) for name, rule in self.RULES.items()
-        )
+        tensors = {name: getattr(self, name) for name in self.RULES}
+        return tuple(self.carried(tensors, self.grid_size, grid_size).values())
+
+    @classmethod
+    def carried(
+        cls, tensors: Mapping[str, torch.Tensor], old_grid: Grid, new_grid: Grid
+    ) -> dict[str, torch.Tensor]:
+        """The parameters of RULES, all of them and in its order, from one grid to another: each by its rule.
+
+        Raises:
+            ValueError: A rule refuses.
+        """
+        return {name: rule.carry(tensors[name], old_grid, new_grid) for name, rule in cls.RULES.items()}
 
     def parameters_on(self, grid_size: Grid) -> Tensors:
         """As `on_grid`, for a call: on the layer's own grid the parameters themselves, else cached."""
@@ -177,14 +187,19 @@ def carry(model: nn.Module, grids: Mapping[str, Grid]) -> list[tuple[Tied, Grid,
             take its place; or a tool has put tensors of the old grid around the layer, or in its name.
     """
     moved = {name: layer for name, layer in tied_layers(model).items() if layer.grid_size != grids[name]}
-    _check_replaceable(model, moved)
+    check_replaceable(model, moved)
     _check_alone(model, moved)
     # parameters that can be trained, even under inference_mode
     with torch.inference_mode(False), torch.no_grad():
         return [(layer, grids[name], layer.on_grid(grids[name])) for name, layer in moved.items()]
 
 
-def _check_replaceable(model: nn.Module, moved: Mapping[str, Tied]) -> None:
+def check_replaceable(model: nn.Module, moved: Mapping[str, Tied]) -> None:
+    """Refuses layers of a model, by their names, whose parameters are no plain ones of their own.
+
+    Raises:
+        ValueError: They are computed, shared, sharded or quantised.
+    """
     for name, layer in moved.items():
         if isinstance(layer, TiedLinear) and not layer.is_plain:
             raise ValueError(

@@ -130,6 +130,42 @@ def crop_or_pad_offsets(table: torch.Tensor, old_grid: Grid, new_grid: Grid) -> 
     return nn.functional.pad(table, [0, 0] * (table.ndim - 2) + [columns, columns, rows, rows])
 
 
+def crop_or_pad_cyclic(values: torch.Tensor, old_grid: Grid, new_grid: Grid) -> torch.Tensor:
+    """What belongs to each offset around the borders of a grid, for the offsets of another grid.
+
+    Offsets are taken the shorter way round, and then as in `crop_or_pad_offsets`. Half of an even side is as
+    long both ways: there the two halves of a number are the offsets of a larger grid, and their sum is that
+    of a smaller one. So what grows comes back exactly. Differentiable.
+
+    Args:
+        values: (H, W, ...); [i, j] is for i rows down and j columns right, around the borders.
+        old_grid: (H, W), in tokens.
+        new_grid: (H', W'), in tokens.
+
+    Returns:
+        (H', W', ...).
+
+    Raises:
+        ValueError: `values` is not of the old grid, or a grid has no tokens.
+    """
+    check_grids(old_grid, new_grid)
+    if values.shape[:2] != old_grid:
+        raise ValueError(
+            f"the values are {tuple(values.shape)}; over grid {old_grid} they must be {old_grid}"
+        )
+    down, right = (_cyclic(*sides, values) for sides in zip(old_grid, new_grid, strict=True))
+    return torch.einsum("hw...,ah,bw->ab...", values, down, right)
+
+
+def _cyclic(old: int, new: int, like: torch.Tensor) -> torch.Tensor:
+    """(new, old) matrix of `crop_or_pad_cyclic` along one axis."""
+    matrix = torch.zeros(new, old, device="cpu")
+    for offset in range(-(old // 2), old // 2 + 1):
+        if abs(offset) <= new // 2:
+            matrix[offset % new, offset % old] += 0.5 if 2 * abs(offset) == old else 1.0
+    return matrix.to(like)
+
+
 def offsets_of(grid_size: Grid) -> tuple[int, int]:
     """How many offsets two tokens of a grid can have, along each axis."""
     return 2 * grid_size[0] - 1, 2 * grid_size[1] - 1
@@ -189,7 +225,13 @@ TOKEN_READER_ROWS = Rule(
     lambda grid: (grid[0] * grid[1],),
     axis=1,
 )
+ANY_GRID = Rule(lambda tensor, old_grid, new_grid: tensor, lambda grid: ())
 OFFSETS = Rule(crop_or_pad_offsets, offsets_of, grid_of=grid_of_offsets)
+CYCLIC_OFFSETS = Rule(
+    crop_or_pad_cyclic,
+    lambda grid: grid,
+    grid_of=lambda sizes: (sizes[0], sizes[1]) if len(sizes) >= 2 else None,
+)
 
 
 def of_axis(axis: int, operator: bool) -> Rule:

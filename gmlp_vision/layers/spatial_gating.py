@@ -9,8 +9,7 @@ With f(Z) = W LN(Z) + b, a linear map over tokens that all channels share:
     additive        Z + f(Z)
     linear          f(Z)
 
-W is any matrix, or one that knows the offsets of tokens only (layers/toeplitz.py), perhaps another one for
-each group of channels (layers/posmlp.py).
+W is any matrix, or one of another kind, perhaps another one for each group of channels (layers/spatial.py).
 
 The paper compares them in language models. How the last two start it does not say; see there.
 """
@@ -24,13 +23,26 @@ import torch
 from torch import nn
 
 from gmlp_vision.layers.fast_form import fast_form
-from gmlp_vision.layers.posmlp import GqpeProjection, LrpeProjection
+from gmlp_vision.layers.local import LocalProjection
+from gmlp_vision.layers.posmlp import LrpeProjection
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.shared_kernel import DenseKernel, DenseToeplitz
+from gmlp_vision.layers.spatial import projection_of
 from gmlp_vision.layers.spatial_projection import SpatialProjection
 from gmlp_vision.layers.toeplitz import ToeplitzProjection
 
 
-@fast_form(norm=nn.LayerNorm, proj=SpatialProjection)
+@fast_form(
+    norm=nn.LayerNorm,
+    proj=(
+        SpatialProjection,
+        ToeplitzProjection,
+        LrpeProjection,
+        LocalProjection,
+        DenseToeplitz,
+        DenseKernel,
+    ),
+)
 class SpatialGatingUnit(nn.Module):
     """``s(Z) = Z1 * f(LN(Z2))``: Z1, Z2 the halves of Z along the channels, f a linear map over tokens.
 
@@ -185,14 +197,6 @@ UNITS: dict[str, type[nn.Module]] = {
     "multiplicative": MultiplicativeUnit,
 }
 
-PROJECTIONS: dict[str, type[nn.Module]] = {
-    "dense": SpatialProjection,
-    "toeplitz": ToeplitzProjection,
-    "lrpe": LrpeProjection,
-    "gqpe": GqpeProjection,
-}
-GROUPED = ("lrpe", "gqpe")
-
 
 def unit_of(
     unit: str, spatial: str, groups: int = 1, init_std: float | None = None
@@ -201,25 +205,15 @@ def unit_of(
 
     Args:
         unit: A key of UNITS.
-        spatial: What its W is, a key of PROJECTIONS.
-        groups: Of channels, each with a W of its own; 1 but for those in GROUPED.
+        spatial, groups: What its W is; as `projection_of` takes them.
         init_std: Standard deviation of W, or of the table it is made of, at the start; None: the unit's own.
 
     Raises:
         ValueError: No such key, or no such number of groups or standard deviation.
     """
-    for name, key, known in (("unit", unit, UNITS), ("spatial", spatial, PROJECTIONS)):
-        if key not in known:
-            raise ValueError(f"{name} is {key!r}; expected one of {', '.join(map(repr, known))}")
-    if groups < 1 or (groups > 1 and spatial not in GROUPED):
-        raise ValueError(
-            f"groups is {groups}; expected at least 1, and with spatial={spatial!r} "
-            + ("a divisor of the channels" if spatial in GROUPED else "1, since all channels share one W")
-        )
-    projection: Callable[..., nn.Module] = PROJECTIONS[spatial]
-    if spatial in GROUPED:
-        projection = partial(projection, groups=groups)
-    made = partial(UNITS[unit], projection=projection)
+    if unit not in UNITS:
+        raise ValueError(f"unit is {unit!r}; expected one of {', '.join(map(repr, UNITS))}")
+    made = partial(UNITS[unit], projection=projection_of(spatial, groups))
     if init_std is None:
         return made
     if spatial == "gqpe" or not 0 <= init_std < math.inf:

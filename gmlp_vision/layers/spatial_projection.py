@@ -3,22 +3,25 @@
 Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, C channels.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
-from torch.nn import functional
 
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.fast_form import fast_form
-from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.resample import OPERATOR, TOKEN_MAP, Grid
+from gmlp_vision.layers.structured import Structured, map_tokens
 
 
 @fast_form()
-class SpatialProjection(GridTied):
+class SpatialProjection(Structured):
     """``y[i] = sum_j W[i, j] x[j] + b[i]`` over the tokens of a grid (the f of Section 2.1 of the gMLP
     paper).
 
     Row i of W is the filter of output token i: ``W[i].reshape(H, W)`` is its kernel over the grid.
+
+    On another grid W is R W S (layers/resample.py). The nearest one to a dense W is that W.
 
     Args:
         grid_size: (H, W) of the token grid that the map is tied to, in tokens.
@@ -39,12 +42,10 @@ class SpatialProjection(GridTied):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(grid_size)
-        self.init_std = init_std
-        self.init_bias = init_bias
+        super().__init__(grid_size, init_std, init_bias)
         n = grid_size[0] * grid_size[1]
         self.weight = nn.Parameter(torch.empty(n, n, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(n, device=device, dtype=dtype))
+        self.bias = self.new_bias(device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -68,21 +69,31 @@ class SpatialProjection(GridTied):
         bias: torch.Tensor = self.bias
         if self.dynamic:
             weight, bias = self.parameters_on(grid_size)
-        if torch.compiler.is_exporting():
-            # ONNX's product repeats W for each image by itself; expanded, it would be copied. And quantisers
-            # take what is added to a product for a bias of its last dimension (NNCF's bias correction).
-            return weight @ x - (-bias).unsqueeze(-1)
-        return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), x)
+        return map_row_of_tokens(x, weight, bias)
+
+    def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:
+        return parameters[0].unsqueeze(0)
+
+    @classmethod
+    def nearest(cls, weight: torch.Tensor, grid_size: Grid) -> dict[str, torch.Tensor]:
+        return {"weight": weight.double()}
+
+    @classmethod
+    def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:
+        return {} if tensors.keys() == {"weight", "bias"} else None
 
     def operators(self, grid_size: Grid) -> list[Operator]:
-        """W and b, as `gmlp_vision.layers.ask.operators` tells them."""
+        """W and b themselves, as `gmlp_vision.layers.ask.operators` tells them."""
         return [Operator("", "token", self.weight, self.bias, self.init_std)]
 
 
-def map_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``W x + b`` over the tokens.
+def map_row_of_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``W x + b`` over tokens in a row, without a transpose.
 
-    Shapes: (B, H, W, C) tokens, (N, N) weight, (N,) bias -> as the tokens.
+    Shapes: (B, N, C) tokens, (N, N) weight, (N,) bias -> as the tokens.
     """
-    tokens = x.flatten(1, 2)
-    return functional.linear(tokens.transpose(1, 2), weight, bias).transpose(1, 2).view_as(x)
+    if torch.compiler.is_exporting():
+        # ONNX's product repeats W for each image by itself; expanded, it would be copied. And quantisers
+        # take what is added to a product for a bias of its last dimension (NNCF's bias correction).
+        return weight @ x - (-bias).unsqueeze(-1)
+    return torch.baddbmm(bias.unsqueeze(-1), weight.expand(len(x), -1, -1), x)

@@ -47,10 +47,18 @@ class TiedLinear:
         Raises:
             ValueError: A rule refuses.
         """
-        return tuple(
-            rule.carry(getattr(self.linear, name), self.grid_size, grid_size)
-            for name, rule in self.RULES.items()
-        )
+        tensors = {name: getattr(self.linear, name) for name in self.RULES}
+        return tuple(self.carried(tensors, self.grid_size, grid_size).values())
+
+    def carried(
+        self, tensors: Mapping[str, torch.Tensor], old_grid: Grid, new_grid: Grid
+    ) -> dict[str, torch.Tensor]:
+        """The parameters of RULES, all of them and in its order, from one grid to another: each by its rule.
+
+        Raises:
+            ValueError: A rule refuses.
+        """
+        return {name: rule.carry(tensors[name], old_grid, new_grid) for name, rule in self.RULES.items()}
 
     def replace_grid(self, grid_size: Grid, carried: tuple[torch.Tensor, ...]) -> None:
         """Ties the layer to another grid; `carried` become its new parameters."""

@@ -1,19 +1,25 @@
-"""A linear map over tokens that knows their offsets only, shared by all channels.
+"""A linear map over tokens that knows their offsets only.
 
-Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, C channels.
+Shapes: B batch, H, W the token grid, N = H * W tokens in row-major order, C channels, G groups of channels.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from gmlp_vision.layers.ask import Operator
-from gmlp_vision.layers.grid_tied import GridTied
+from gmlp_vision.layers.fast_form import fast_form
+from gmlp_vision.layers.offsets import makes_w, map_offsets, mean_of_offsets, toeplitz_matrix
 from gmlp_vision.layers.resample import OFFSETS, TOKEN_MAP, Grid, offsets_of
-from gmlp_vision.layers.spatial_projection import map_tokens
+from gmlp_vision.layers.spatial_projection import map_row_of_tokens
+from gmlp_vision.layers.structured import Structured
+
+torch.fx.wrap("map_offsets")
 
 
-class ToeplitzProjection(GridTied):
-    """``y[i] = sum_j T[offset of j from i] x[j] + b[i]``: a SpatialProjection whose W is block-Toeplitz.
+@fast_form()
+class ToeplitzProjection(Structured):
+    """``y[i, c] = sum_j T_g[offset of j from i] x[j, c] + b[i]``: a dense W that is block-Toeplitz.
 
     ``T[H - 1 + i, W - 1 + j]`` is for the token i rows further down and j columns further right. W, N x N,
     then depends on offsets alone: (2 H - 1)(2 W - 1) numbers in the place of N^2, and equal filters at all
@@ -21,33 +27,42 @@ class ToeplitzProjection(GridTied):
     much like one) and a free W for images. Tokens have no one order in two dimensions, so the two-dimensional
     offset is this project's reading.
 
-    On another grid T is not resized: equal offsets keep their number, others are 0. b is a token map.
+    On another grid T is not resized: equal offsets keep their number, others are 0. b is a token map. The
+    nearest one to a dense W has the means of W over equal offsets; its groups are alike. On large grids W is
+    never made, and the cost is N (H + W) in the place of N^2 (layers/offsets.py).
 
     Args:
         grid_size: (H, W) of the token grid that the table belongs to, in tokens.
         init_std: Standard deviation of the table at the start.
         init_bias: All of b at the start.
+        groups: G; with 1 the table has no axis for them.
         device, dtype: of the parameters.
 
-    Shape: (B, H, W, C) -> (B, H, W, C).
+    Shape: (B, H, W, C) -> (B, H, W, C), C a multiple of G.
     """
 
     RULES = {"table": OFFSETS, "bias": TOKEN_MAP}  # noqa: RUF012  a ClassVar in the base
+    GROUPED = True
 
     def __init__(
         self,
         grid_size: Grid,
         init_std: float = 1e-6,
         init_bias: float = 1.0,
+        groups: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(grid_size)
-        self.init_std = init_std
-        self.init_bias = init_bias
-        self.table = nn.Parameter(torch.empty(*offsets_of(grid_size), device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(grid_size[0] * grid_size[1], device=device, dtype=dtype))
+        super().__init__(grid_size, init_std, init_bias)
+        axes = self.axes_of(groups)
+        self.table = nn.Parameter(torch.empty(*offsets_of(grid_size), *axes, device=device, dtype=dtype))
+        self.bias = self.new_bias(device=device, dtype=dtype)
         self.reset_parameters()
+
+    @classmethod
+    def axes_of(cls, groups: int) -> tuple[int, ...]:
+        """The sizes that the table has beside those of the offsets."""
+        return (groups,) if groups > 1 else ()
 
     def reset_parameters(self) -> None:
         """As a SpatialProjection starts, so that W and b have the same distribution."""
@@ -59,21 +74,34 @@ class ToeplitzProjection(GridTied):
         bias: torch.Tensor = self.bias
         if self.dynamic:
             table, bias = self.parameters_on((x.shape[1], x.shape[2]))
-        return map_tokens(x, toeplitz_matrix(table, x.shape[1], x.shape[2]), bias)
+        return map_offsets(x, table, bias)
 
-    def operators(self, grid_size: Grid) -> list[Operator]:
-        """W and b, as `gmlp_vision.layers.ask.operators` tells them."""
-        w = toeplitz_matrix(self.table.detach(), *self.grid_size)
-        rows, columns = self.table.shape
-        note = f"Toeplitz: made of a table of {rows} x {columns} offsets"
-        return [Operator("", "token", w, self.bias, self.init_std, note)]
+    def fast_forward(self, x: torch.Tensor, grid_size: Grid) -> torch.Tensor:
+        """The same; where W is made, on the left of each image's tokens.
 
+        Shape: (B, N, C), the tokens of a grid in a row -> (B, N, C).
+        """
+        table: torch.Tensor = self.table
+        bias: torch.Tensor = self.bias
+        if self.dynamic:
+            table, bias = self.parameters_on(grid_size)
+        if table.ndim == 2 and makes_w(*grid_size):
+            return map_row_of_tokens(x, toeplitz_matrix(table, *grid_size), bias)
+        return map_offsets(x.unflatten(1, grid_size), table, bias).flatten(1, 2)
 
-def toeplitz_matrix(table: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """W, (N, N, ...), of the table (2 H - 1, 2 W - 1, ...) of a grid of this height and width, in tokens."""
-    rows = torch.arange(height, device=table.device)
-    columns = torch.arange(width, device=table.device)
-    down = rows - rows.unsqueeze(1) + (height - 1)  # [i, k] for the rows of tokens i and k
-    right = columns - columns.unsqueeze(1) + (width - 1)
-    w = table[down.unsqueeze(1).unsqueeze(3), right.unsqueeze(1)]  # (H, W, H, W, ...)
-    return w.flatten(2, 3).flatten(0, 1)
+    def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:
+        w = toeplitz_matrix(parameters[0], *grid_size)
+        return w.unsqueeze(0) if w.ndim == 2 else w.permute(2, 0, 1)
+
+    @classmethod
+    def nearest(cls, weight: torch.Tensor, grid_size: Grid, groups: int = 1) -> dict[str, torch.Tensor]:
+        means, axes = mean_of_offsets(weight, grid_size), cls.axes_of(groups)
+        return {"table": means.view(*means.shape, *(1 for _ in axes)).repeat(1, 1, *axes)}
+
+    @classmethod
+    def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:
+        return {} if tensors.keys() == {"table", "bias"} and tensors["table"].ndim == 2 else None
+
+    def note(self) -> str:
+        rows, columns = self.table.shape[:2]
+        return f"Toeplitz: made of a table of {rows} x {columns} offsets"

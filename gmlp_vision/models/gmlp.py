@@ -9,8 +9,11 @@ Table 3 of the paper has other units in the place of Z1 * (W LN(Z2) + b), `unit=
 the paper has none for images, and compares them at other depths and widths. Here they have the sizes of
 Table 1, so more parameters. layers/spatial_gating.py has their formulas and how they start.
 
-With `spatial="toeplitz"` W depends on the offsets of tokens alone (layers/toeplitz.py), in any of the units.
-With "lrpe" or "gqpe" W is PosMLP's, https://arxiv.org/abs/2207.07284, one for each group of channels
+W may be of another kind, in any of the units, by `spatial=` (layers/spatial.py; docs/structure.md has them
+all). With "toeplitz" it depends on the offsets of tokens alone, with "7x7" on those of near tokens, with
+"circulant" on those around the borders, with "axial" a token sees its own row and column, "rank:8" is a
+product through 8 numbers: readings of this project's. With "lrpe" or "gqpe" W is PosMLP's,
+https://arxiv.org/abs/2207.07284, one a group of channels
 (layers/posmlp.py). Its abstract puts them into a gMLP of 19.4 M parameters, which then has 18.2 M. So has
 gMLP-S with gqpe, but for the unit's norm, which PosMLP leaves out and which stays here. The 16 groups are the
 default of the authors' unit.
@@ -32,6 +35,7 @@ from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers import GatedMlp
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.spatial import spatial_of
 from gmlp_vision.layers.spatial_gating import unit_of
 from gmlp_vision.shipped import shipped
 from gmlp_vision.trunks import Isotropic, cfg, create
@@ -53,8 +57,8 @@ class GMlpBlock(nn.Module):
         grid_size: (H, W) of the token grid, in tokens.
         mlp_ratio: E / D.
         unit: What stands between U and V: 'split', the spatial gating unit, or another key of UNITS.
-        spatial: What W is: 'dense', any matrix, or another key of PROJECTIONS.
-        groups: Of channels, each with a W of its own, where `spatial` is 'lrpe' or 'gqpe'.
+        spatial: What W is: 'dense', any matrix, or another key of layers/spatial.py.
+        groups: Of channels, each with a W of its own, where the kind of W has them, as 'lrpe' has.
         init_std: Standard deviation of W at the start; None: the unit's own, 1e-6 but for 'linear'. An
             optimizer whose steps are relative to W needs a larger one (docs/training.md).
         proj_drop_rate: Dropout after GELU and after V, in [0, 1).
@@ -96,10 +100,7 @@ class GMlpBlock(nn.Module):
             drop=proj_drop_rate,
             **dd,
         )
-        if (width := self.mlp_channels.gate.out_dim) % groups:
-            raise ValueError(
-                f"groups is {groups}; expected a divisor of the channels of W, which are {width}"
-            )
+        check_groups(groups, self.mlp_channels.gate.out_dim)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,6 +113,12 @@ class GMlpBlock(nn.Module):
         tokens, grid_size = x.flatten(1, 2), (x.shape[1], x.shape[2])
         y = self.drop_path(self.mlp_channels.fast_forward(self.norm(tokens), grid_size, overwrite))
         return (y.add_(tokens) if overwrite else tokens + y).view_as(x)
+
+
+def check_groups(groups: int, width: int) -> None:
+    """Refuses groups that are not equally many of the channels of W."""
+    if width % groups:
+        raise ValueError(f"groups is {groups}; expected a divisor of the channels of W, which are {width}")
 
 
 class GMlp(Isotropic):
@@ -152,8 +159,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "gmlp_ti16_toeplitz": {**TINY, "spatial": "toeplitz"},
     "gmlp_s16_toeplitz": {**SMALL, "spatial": "toeplitz"},
     "gmlp_b16_toeplitz": {**BASE, "spatial": "toeplitz"},
+    "gmlp_s16_7x7": {**SMALL, "spatial": "7x7"},
     "gmlp_s16_lrpe": {**SMALL, "spatial": "lrpe", "groups": 16},
     "gmlp_s16_gqpe": {**SMALL, "spatial": "gqpe", "groups": 16},
+    "gmlp_s16_axial": {**SMALL, "spatial": "axial"},
+    "gmlp_s16_circulant": {**SMALL, "spatial": "circulant", "groups": 16},
+    "gmlp_s16_rank16": {**SMALL, "spatial": "rank:16"},
 }
 
 # results/results-imagenet.csv of timm; and of gmlp_pico4, on CIFAR-10, the card beside its file
@@ -169,7 +180,7 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     The tensors of the units that do not halve Z are alike, so none of them is taken without a word.
     """
     sizes = isotropic_sizes(state_dict, "mlp_channels.fc1.weight")
-    projection = {n.removeprefix(GATE): t for n, t in state_dict.items() if n.startswith(GATE)}
+    projection = projection_in(state_dict)
     if sizes is None or not projection:
         return None
     sizes.update(spatial_of(projection))
@@ -178,16 +189,9 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     return sizes if narrow.shape[1:] == wide.shape[:1] else {**sizes, "unit": "split"}
 
 
-def spatial_of(projection: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What W is, by the tensors that it is made of."""
-    if "centers" in projection:
-        return {"spatial": "gqpe", "groups": len(projection["centers"])}
-    if "table" not in projection:
-        return {"spatial": "dense", "groups": 1}
-    shape = projection["table"].shape
-    return (
-        {"spatial": "lrpe", "groups": shape[2]} if len(shape) == 3 else {"spatial": "toeplitz", "groups": 1}
-    )
+def projection_in(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What W and b of the first block are made of, by the names within their layer."""
+    return {n.removeprefix(GATE): t for n, t in state_dict.items() if n.startswith(GATE)}
 
 
 def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -209,6 +213,7 @@ def refuse_heads(state_dict: Mapping[str, torch.Tensor]) -> None:
 
 
 def lucidrains_cannot(model: Any) -> list[str]:
+    """Of an aMLP too."""
     return [*other_unit(model), *other_head_or_width(model)]
 
 
@@ -219,7 +224,7 @@ def jaketae_cannot(model: Any) -> list[str]:
 
 
 def other_unit(model: Any) -> list[str]:
-    unit, spatial = model.block_args["unit"], model.block_args["spatial"]
+    unit, spatial = model.block_args.get("unit", "split"), model.block_args["spatial"]
     return [
         *([] if unit == "split" else [f"the unit is the split one there, and {unit} here"]),
         *([] if spatial == "dense" else [f"W is any matrix there, and {spatial} here"]),
@@ -329,8 +334,12 @@ default_cfgs = generate_default_cfgs(
         "gmlp_ti16_toeplitz.untrained": cfg(**PAPER),
         "gmlp_s16_toeplitz.untrained": cfg(**PAPER),
         "gmlp_b16_toeplitz.untrained": cfg(**PAPER),
+        "gmlp_s16_7x7.untrained": cfg(**PAPER),
         "gmlp_s16_lrpe.untrained": cfg(**POSMLP),
         "gmlp_s16_gqpe.untrained": cfg(**POSMLP),
+        "gmlp_s16_axial.untrained": cfg(**PAPER),
+        "gmlp_s16_circulant.untrained": cfg(**PAPER),
+        "gmlp_s16_rank16.untrained": cfg(**PAPER),
     }
 )
 
@@ -432,6 +441,12 @@ def gmlp_b16_toeplitz(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 
 @register_model
+def gmlp_s16_7x7(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W is a convolution with one kernel of 7 x 7: 18.27 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_7x7", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
 def gmlp_s16_lrpe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """gMLP-S, W PosMLP's learned table of offsets, 16 groups: 18.62 M parameters, 224 px, patch 16."""
     return create("gmlp_s16_lrpe", GMlp, SIZES, pretrained, **kwargs)
@@ -441,3 +456,21 @@ def gmlp_s16_lrpe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 def gmlp_s16_gqpe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """gMLP-S, W PosMLP's Gaussian of the offset, 16 groups: 18.27 M parameters, 224 px, patch 16."""
     return create("gmlp_s16_gqpe", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_axial(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W sees a token's row and column: 18.28 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_axial", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_circulant(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W is circulant, 16 groups: 18.36 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_circulant", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_rank16(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W is of rank 16: 18.46 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_rank16", GMlp, SIZES, pretrained, **kwargs)

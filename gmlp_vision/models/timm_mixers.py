@@ -204,7 +204,8 @@ class SizedMixer:
             return {}
         norm = self.model.norm
         eps = {"norm_eps": norm.eps} if isinstance(norm, nn.LayerNorm) else {}
-        return {**eps, "final_norm": isinstance(norm, nn.LayerNorm), "unit": "split", "spatial": "dense"}
+        block = {"unit": "split", "spatial": "dense", "groups": 1}
+        return {**eps, "final_norm": isinstance(norm, nn.LayerNorm), **block}
 
 
 @sized.register

@@ -60,6 +60,7 @@ class Trunk(nn.Module):
     if TYPE_CHECKING:  # TorchScript reads annotations too, and knows none of these
         feature_info: list[dict[str, Any]]
         norm: nn.Module
+        block_args: dict[str, Any]
 
     def __init__(
         self,
@@ -294,6 +295,12 @@ class Trunk(nn.Module):
         """Frees what is cached for the image sizes met, with `dynamic_img_size`."""
         for layer in own_layers(self).values():
             layer.clear_cache()
+
+    @torch.jit.ignore
+    def restate(self, **own: Any) -> None:
+        """Records that the blocks are now as these arguments make them, for `settings` and for timm."""
+        self.block_args = {**self.block_args, **own}
+        update_model_args(self, **own)
 
     # -- the rest of timm's contract ----------------------------------------------------------------------
 
