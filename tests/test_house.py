@@ -20,8 +20,8 @@ GROUND_UP = [
     {"atomic"},
     {"shipped"},
     {"layers.observed", "layers.resample", "layers.linear", "layers.precision", "layers.windows"},
-    {"layers.ask", "layers.fast_form", "layers.offsets", "layers.sized", "layers.tied_linear"},
-    {"layers.grid_tied", "layers.structured"},
+    {"layers.ask", "layers.fast_form", "layers.sized", "layers.tied_linear"},
+    {"layers.grid_tied", "layers.offsets", "layers.structured"},
     {
         "layers.axial",
         "layers.cells",
