@@ -94,6 +94,13 @@ def test_the_widest_of_the_files_dtypes_holds_all_its_numbers(dtypes: tuple) -> 
     assert same_weights(built.model, {k: v.float() for k, v in state.items()})
 
 
+def test_a_folder_of_a_registered_size_is_called_by_its_name(tmp_path: Path) -> None:
+    """Though timm writes the pooling into its config, as an argument of the model."""
+    path = saved(timm.create_model("gmlp_pico4"), tmp_path / "x.pth")
+    convert_file(path, tmp_path / "d", img_size=(40, 24))
+    assert describe(tmp_path / "d")["architecture"] == "gmlp_pico4"
+
+
 # -- timm's own mixers ---------------------------------------------------------------------------------------
 
 REGISTERED = {

@@ -577,6 +577,13 @@ def test_a_file_converted_to_another_size(kind: str, tmp_path: Path) -> None:
     assert said["image"] == "3 channels, 48 x 48 pixels"
 
 
+def test_a_size_that_is_not_whole_tokens_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = saved(mixer("resmlp"), tmp_path / "x.pth")
+    with pytest.raises(ValueError, match="width of 44 pixels, which a patch of 8 does not divide"):
+        convert_file(path, tmp_path / "y.safetensors", img_size=(48, 44))
+    assert not (tmp_path / "y.safetensors").exists()
+
+
 def test_a_file_of_the_authors_at_another_size(tmp_path: Path) -> None:
     model = mixer("resmlp")
     theirs = tmp_path / "theirs.pth"

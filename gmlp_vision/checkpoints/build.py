@@ -23,6 +23,7 @@ from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.checkpoints.values import check_memory, check_values
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.sized import sized
 
 PREPROCESSING: dict[str, Any] = {"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)}
 
@@ -157,7 +158,9 @@ def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None,
     if identity.name is not None:
         kwargs["pretrained_cfg_overlay"] = _preprocessing(checkpoint.config)
     kwargs.update(in_chans=identity.in_chans, dtype=widest(identity.tensors))
-    check_memory(identity.create(**kwargs, device="meta"), identity.tensors)
+    planned = identity.create(**kwargs, device="meta")
+    sized(planned).sizes(None, None)  # timm's own would drop what the patch leaves of an image
+    check_memory(planned, identity.tensors)
     return identity.create(**kwargs)
 
 
