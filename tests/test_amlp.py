@@ -154,3 +154,15 @@ def test_a_bare_file_of_ours(kwargs: dict[str, int], tmp_path: Path) -> None:
     built = build(save(model.state_dict(), tmp_path / "bare.pth"))
     assert built.identity.name == NAME
     same(built.model(images()), model(images()))
+
+
+@pytest.mark.parametrize(("spatial", "groups"), [("axial", 1), ("rank:3", 1), ("circulant", 4)])
+def test_its_w_may_be_of_every_kind(spatial: str, groups: int, tmp_path: Path) -> None:
+    model = tiny(NAME, spatial=spatial, groups=groups)
+    built = build(save(model.state_dict(), tmp_path / "bare.pth"))
+    same(built.model(images()), model(images()))
+    timm.models.save_for_hf(tiny(NAME, **THEIRS, spatial=spatial, groups=groups), str(tmp_path / "ours"))
+    with pytest.raises(UserError, match=f"W is any matrix there, and {spatial} here"):
+        convert_file(tmp_path / "ours", tmp_path / "theirs.pth", to="lucidrains")
+    with pytest.raises(ValueError, match="groups is 5; expected a divisor of the channels of W"):
+        tiny(NAME, spatial="circulant", groups=5)

@@ -204,8 +204,3 @@ def test_others_have_no_table(to: str, tmp_path: Path) -> None:
     timm.models.save_for_hf(model, str(tmp_path / "ours"))
     with pytest.raises(UserError, match="W is any matrix there, and toeplitz here"):
         convert_file(tmp_path / "ours", tmp_path / "theirs.pth", to=to)
-
-
-def test_an_unknown_kind_of_w_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="spatial is 'circulant'; expected one of 'dense', 'toeplitz'"):
-        tiny(spatial="circulant")

@@ -166,6 +166,21 @@ def of_gaussian(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, i
     return by_group(score(s) / sum(score(to) for to in places(x)), p)
 
 
+def of_axes(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    rows, columns = p["mlp_channels.gate.proj.rows"], p["mlp_channels.gate.proj.columns"]
+    return rows[t[0], s[0]] * (t[1] == s[1]) + columns[t[1], s[1]] * (t[0] == s[0])
+
+
+def of_offset_around(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    around = p["mlp_channels.gate.proj.around"]
+    return by_group(around[(s[0] - t[0]) % x.shape[0], (s[1] - t[1]) % x.shape[1]], p)
+
+
+def of_factors(p: Tensors, x: torch.Tensor, t: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
+    writes, reads = p["mlp_channels.gate.proj.writes"], p["mlp_channels.gate.proj.reads"]
+    return (writes[places(x).index(t)] * reads[places(x).index(s)]).sum()
+
+
 def gaussian_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     """The Gaussian stays, and ``b' = R b``."""
     for name in ("centers", "spreads"):
@@ -191,6 +206,40 @@ def operator_law(before: Tensors, after: Tensors, resize: Resize) -> None:
     w, b = (before[f"mlp_channels.gate.proj.{key}"] for key in ("weight", "bias"))
     torch.testing.assert_close(after["mlp_channels.gate.proj.weight"] @ r, r @ w, atol=1e-12, rtol=1e-10)
     torch.testing.assert_close(after["mlp_channels.gate.proj.bias"], r @ b, atol=1e-12, rtol=1e-10)
+
+
+def axes_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """From 3 x 4 to 4 x 6 tokens: ``A' R = R A`` along each axis, and ``b' = R b``."""
+    r = resize(torch.eye(12, dtype=torch.float64)).view(4, 6, 3, 4)
+    # the rows of R for one axis, on pictures that are constant along the other one
+    for name, axis in (("rows", r.sum(3)[:, 0]), ("columns", r.sum(2)[0])):
+        old, new = (p[f"mlp_channels.gate.proj.{name}"] for p in (before, after))
+        torch.testing.assert_close(new @ axis, axis @ old, atol=1e-12, rtol=1e-10)
+    old, new = (p["mlp_channels.gate.proj.bias"] for p in (before, after))
+    torch.testing.assert_close(new, resize(old), atol=1e-12, rtol=1e-10)
+
+
+def cyclic_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """From 3 x 4 to 4 x 6 tokens: offsets the shorter way round keep their number, 2 columns are halved."""
+    around = before["mlp_channels.gate.proj.around"]
+    expected = torch.zeros(4, 6, *around.shape[2:], dtype=torch.float64)
+    for i in (-1, 0, 1):
+        for j in (-2, -1, 0, 1, 2):
+            expected[i, j] = around[i, j] / (2 if abs(j) == 2 else 1)
+    torch.testing.assert_close(after["mlp_channels.gate.proj.around"], expected, atol=0, rtol=0)
+    old, new = (p["mlp_channels.gate.proj.bias"] for p in (before, after))
+    torch.testing.assert_close(new, resize(old), atol=1e-12, rtol=1e-10)
+
+
+def factors_law(before: Tensors, after: Tensors, resize: Resize) -> None:
+    """``W' R = R W`` of the product, and ``b' = R b``."""
+    r = resize(torch.eye(12, dtype=torch.float64))
+    old, new = (
+        p["mlp_channels.gate.proj.writes"] @ p["mlp_channels.gate.proj.reads"].T for p in (before, after)
+    )
+    torch.testing.assert_close(new @ r, r @ old, atol=1e-12, rtol=1e-10)
+    old, new = (p["mlp_channels.gate.proj.bias"] for p in (before, after))
+    torch.testing.assert_close(new, resize(old), atol=1e-12, rtol=1e-10)
 
 
 # -- S2-MLP -----------------------------------------------------------------------------------------------
@@ -846,6 +895,29 @@ ROWS = [
         equation=gmlp(split, of_gaussian),
         resize="resampled",
         law=gaussian_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"gmlp_s16_axial": 18_281_936},
+        equation=gmlp(split, of_axes),
+        resize="resampled",
+        law=axes_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"gmlp_s16_circulant": 18_364_256},
+        tiny={"groups": 4},
+        equation=gmlp(split, of_offset_around),
+        resize="resampled",
+        law=cyclic_law,
+        filters={"token"},
+    ),
+    Row(
+        names={"gmlp_s16_rank16": 18_458_336},
+        tiny={"spatial": "rank:3"},
+        equation=gmlp(split, of_factors),
+        resize="resampled",
+        law=factors_law,
         filters={"token"},
     ),
     Row(

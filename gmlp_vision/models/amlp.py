@@ -16,7 +16,7 @@ gMLP with a tiny attention of one head in the gate. Read where the paper leaves 
 - It knows no positions, which W and b tell apart, and has no dropout.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +28,10 @@ from torch.nn import functional
 
 from gmlp_vision.checkpoints.families import isotropic_sizes
 from gmlp_vision.checkpoints.names import Row
-from gmlp_vision.layers import GatedMlp
+from gmlp_vision.layers import GatedMlp, SpatialGatingUnit
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.spatial import spatial_of
+from gmlp_vision.layers.spatial_gating import unit_of
 from gmlp_vision.models import gmlp
 from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_rate
@@ -78,7 +80,7 @@ class AttentiveMlp(GatedMlp):
 
     Args:
         attn_dim: a.
-        dim, hidden_dim, grid_size, drop, device, dtype: As for GatedMlp.
+        dim, hidden_dim, grid_size, unit, drop, device, dtype: As for GatedMlp.
 
     Shape: (B, H, W, D) -> (B, H, W, D).
 
@@ -92,11 +94,12 @@ class AttentiveMlp(GatedMlp):
         hidden_dim: int,
         grid_size: Grid,
         attn_dim: int,
+        unit: Callable[..., Any] = SpatialGatingUnit,
         drop: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(dim, hidden_dim, grid_size, drop=drop, device=device, dtype=dtype)
+        super().__init__(dim, hidden_dim, grid_size, unit, drop, device, dtype)
         self.attn = TinyAttention(dim, attn_dim, self.gate.out_dim, device, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,6 +115,7 @@ class AMlpBlock(nn.Module):
         grid_size: (H, W) of the token grid, in tokens.
         mlp_ratio: E / D.
         attn_dim: a.
+        spatial, groups, init_std: What W is and how it starts, as in gMLP's block.
         proj_drop_rate: Dropout after GELU and after V, in [0, 1).
         drop_path: Probability that a sample skips the block, in [0, 1).
         norm_eps: eps of the block's LayerNorm; the gate's own stays 1e-5.
@@ -120,8 +124,8 @@ class AMlpBlock(nn.Module):
     Shape: (B, H, W, D) -> (B, H, W, D).
 
     Raises:
-        ValueError: E is odd, so Z has no halves, `attn_dim` is not positive, or a rate is outside what is
-            listed above.
+        ValueError: E is odd, so Z has no halves, `attn_dim` is not positive, there is no such W, `groups`
+            does not divide the channels of W, or a rate is outside what is listed above.
     """
 
     def __init__(
@@ -130,6 +134,9 @@ class AMlpBlock(nn.Module):
         grid_size: Grid,
         mlp_ratio: float = 6.0,
         attn_dim: int = 64,
+        spatial: str = "dense",
+        groups: int = 1,
+        init_std: float | None = None,
         proj_drop_rate: float = 0.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
@@ -141,8 +148,15 @@ class AMlpBlock(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.mlp_channels = AttentiveMlp(
-            dim, int(dim * mlp_ratio), grid_size, attn_dim, drop=proj_drop_rate, **dd
+            dim,
+            int(dim * mlp_ratio),
+            grid_size,
+            attn_dim,
+            unit_of("split", spatial, groups, init_std),
+            drop=proj_drop_rate,
+            **dd,
         )
+        gmlp.check_groups(groups, self.mlp_channels.gate.out_dim)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -153,8 +167,8 @@ class AMlp(Isotropic):
     """aMLP for images: gMLP's trunk with AMlpBlock; no position embedding or class token.
 
     Args:
-        kwargs: Those of Isotropic, and of AMlpBlock `mlp_ratio`, `attn_dim` and `proj_drop_rate`; the size of
-            gMLP-S by default.
+        kwargs: Those of Isotropic, and of AMlpBlock `mlp_ratio`, `attn_dim`, `spatial`, `groups`,
+            `init_std` and `proj_drop_rate`; the size of gMLP-S by default.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -175,7 +189,7 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     qkv = state_dict.get("blocks.0.mlp_channels.attn.qkv.weight")
     if sizes is None or qkv is None:
         return None
-    return {**sizes, "attn_dim": len(qkv) // 3}
+    return {**sizes, "attn_dim": len(qkv) // 3, **spatial_of(gmlp.projection_in(state_dict))}
 
 
 # gMLPVision with attn_dim, as in gmlp.py with a row for each layer of the attention
@@ -189,7 +203,7 @@ LAYOUTS = {
         ),
         marks=("to_patch_embed.1.weight", "layers.0.fn.fn.attn.to_qkv.weight"),
         refuse=gmlp.refuse_heads,
-        cannot=gmlp.other_head_or_width,
+        cannot=gmlp.lucidrains_cannot,
     )
 }
 

@@ -9,8 +9,10 @@ Table 3 of the paper has other units in the place of Z1 * (W LN(Z2) + b), `unit=
 the paper has none for images, and compares them at other depths and widths. Here they have the sizes of
 Table 1, so more parameters. layers/spatial_gating.py has their formulas and how they start.
 
-With `spatial="toeplitz"` W depends on the offsets of tokens alone (layers/toeplitz.py), in any of the units.
-With "lrpe" or "gqpe" W is PosMLP's, https://arxiv.org/abs/2207.07284, one for each group of channels
+W may be of another kind, in any of the units, by `spatial=` (layers/spatial.py; docs/structure.md has them
+all). With "toeplitz" it depends on the offsets of tokens alone, with "circulant" on those around the borders,
+with "axial" a token sees its own row and column, "rank:8" is a product through 8 numbers: readings of this
+project's. With "lrpe" or "gqpe" W is PosMLP's, https://arxiv.org/abs/2207.07284, one a group of channels
 (layers/posmlp.py). Its abstract puts them into a gMLP of 19.4 M parameters, which then has 18.2 M. So has
 gMLP-S with gqpe, but for the unit's norm, which PosMLP leaves out and which stays here. The 16 groups are the
 default of the authors' unit.
@@ -55,7 +57,7 @@ class GMlpBlock(nn.Module):
         mlp_ratio: E / D.
         unit: What stands between U and V: 'split', the spatial gating unit, or another key of UNITS.
         spatial: What W is: 'dense', any matrix, or another key of layers/spatial.py.
-        groups: Of channels, each with a W of its own, where `spatial` is 'lrpe' or 'gqpe'.
+        groups: Of channels, each with a W of its own, where the kind of W has them, as 'lrpe' has.
         init_std: Standard deviation of W at the start; None: the unit's own, 1e-6 but for 'linear'. An
             optimizer whose steps are relative to W needs a larger one (docs/training.md).
         proj_drop_rate: Dropout after GELU and after V, in [0, 1).
@@ -97,10 +99,7 @@ class GMlpBlock(nn.Module):
             drop=proj_drop_rate,
             **dd,
         )
-        if (width := self.mlp_channels.gate.out_dim) % groups:
-            raise ValueError(
-                f"groups is {groups}; expected a divisor of the channels of W, which are {width}"
-            )
+        check_groups(groups, self.mlp_channels.gate.out_dim)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -113,6 +112,12 @@ class GMlpBlock(nn.Module):
         tokens, grid_size = x.flatten(1, 2), (x.shape[1], x.shape[2])
         y = self.drop_path(self.mlp_channels.fast_forward(self.norm(tokens), grid_size, overwrite))
         return (y.add_(tokens) if overwrite else tokens + y).view_as(x)
+
+
+def check_groups(groups: int, width: int) -> None:
+    """Refuses groups that are not equally many of the channels of W."""
+    if width % groups:
+        raise ValueError(f"groups is {groups}; expected a divisor of the channels of W, which are {width}")
 
 
 class GMlp(Isotropic):
@@ -155,6 +160,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "gmlp_b16_toeplitz": {**BASE, "spatial": "toeplitz"},
     "gmlp_s16_lrpe": {**SMALL, "spatial": "lrpe", "groups": 16},
     "gmlp_s16_gqpe": {**SMALL, "spatial": "gqpe", "groups": 16},
+    "gmlp_s16_axial": {**SMALL, "spatial": "axial"},
+    "gmlp_s16_circulant": {**SMALL, "spatial": "circulant", "groups": 16},
+    "gmlp_s16_rank16": {**SMALL, "spatial": "rank:16"},
 }
 
 # results/results-imagenet.csv of timm; and of gmlp_pico4, on CIFAR-10, the card beside its file
@@ -170,13 +178,18 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     The tensors of the units that do not halve Z are alike, so none of them is taken without a word.
     """
     sizes = isotropic_sizes(state_dict, "mlp_channels.fc1.weight")
-    projection = {n.removeprefix(GATE): t for n, t in state_dict.items() if n.startswith(GATE)}
+    projection = projection_in(state_dict)
     if sizes is None or not projection:
         return None
     sizes.update(spatial_of(projection))
     wide = state_dict["blocks.0.mlp_channels.fc1.weight"]
     narrow = state_dict.get("blocks.0.mlp_channels.fc2.weight", wide.T)
     return sizes if narrow.shape[1:] == wide.shape[:1] else {**sizes, "unit": "split"}
+
+
+def projection_in(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What W and b of the first block are made of, by the names within their layer."""
+    return {n.removeprefix(GATE): t for n, t in state_dict.items() if n.startswith(GATE)}
 
 
 def refuse_lucidrains(state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -198,6 +211,7 @@ def refuse_heads(state_dict: Mapping[str, torch.Tensor]) -> None:
 
 
 def lucidrains_cannot(model: Any) -> list[str]:
+    """Of an aMLP too."""
     return [*other_unit(model), *other_head_or_width(model)]
 
 
@@ -208,7 +222,7 @@ def jaketae_cannot(model: Any) -> list[str]:
 
 
 def other_unit(model: Any) -> list[str]:
-    unit, spatial = model.block_args["unit"], model.block_args["spatial"]
+    unit, spatial = model.block_args.get("unit", "split"), model.block_args["spatial"]
     return [
         *([] if unit == "split" else [f"the unit is the split one there, and {unit} here"]),
         *([] if spatial == "dense" else [f"W is any matrix there, and {spatial} here"]),
@@ -320,6 +334,9 @@ default_cfgs = generate_default_cfgs(
         "gmlp_b16_toeplitz.untrained": cfg(**PAPER),
         "gmlp_s16_lrpe.untrained": cfg(**POSMLP),
         "gmlp_s16_gqpe.untrained": cfg(**POSMLP),
+        "gmlp_s16_axial.untrained": cfg(**PAPER),
+        "gmlp_s16_circulant.untrained": cfg(**PAPER),
+        "gmlp_s16_rank16.untrained": cfg(**PAPER),
     }
 )
 
@@ -430,3 +447,21 @@ def gmlp_s16_lrpe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 def gmlp_s16_gqpe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """gMLP-S, W PosMLP's Gaussian of the offset, 16 groups: 18.27 M parameters, 224 px, patch 16."""
     return create("gmlp_s16_gqpe", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_axial(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W sees a token's row and column: 18.28 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_axial", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_circulant(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W is circulant, 16 groups: 18.36 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_circulant", GMlp, SIZES, pretrained, **kwargs)
+
+
+@register_model
+def gmlp_s16_rank16(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """gMLP-S whose W is of rank 16: 18.46 M parameters, 224 px, patch 16."""
+    return create("gmlp_s16_rank16", GMlp, SIZES, pretrained, **kwargs)
