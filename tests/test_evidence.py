@@ -367,7 +367,7 @@ def test_the_table_of_optimizers_says_how_far_w_went(tmp_path: Path) -> None:
 def test_the_table_of_kernels_counts_them_and_rows_differ_in_nothing_else(tmp_path: Path) -> None:
     for row, top1 in (("nadamuon_dense", 40.0), ("nadamuon_dense+toeplitz", 42.0), ("adamw_dense+3x3", 41.0)):
         finished(tmp_path, row, 0, top1, model_kwargs=KERNELS[row].model_kwargs, **KERNELS[row].options)
-    rows = kernels(tmp_path, [0], {k: v for k, v in RECIPE.items() if k != "lr"}).splitlines()
+    rows = kernels(tmp_path, [0], RECIPE).splitlines()
     counts = {row.split(" | ")[0].strip("| "): row.split(" | ")[2] for row in rows[2:5]}
     assert counts == {
         "adamw_dense+3x3": f"{1_236_106 + 8 * 9:,}",

@@ -1,5 +1,7 @@
 """Kernels beside W merged into W: in a live model, on the way into a plain one, in files of ours."""
 
+import copy
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -324,3 +326,11 @@ def test_export_merges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     assert kernel_of("dense+toeplitz") in model.state_dict()
     assert gmlp_vision.merge is merge
+
+
+def test_the_code_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[1] / "docs/merging.md").read_text()
+    names = {"timm": timm, "copy": copy, "gmlp_vision": gmlp_vision}
+    for block in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S):
+        exec(compile(block, "merging.md", "exec"), names)
+    assert same_weights(names["plain"], merge(names["model"]))
