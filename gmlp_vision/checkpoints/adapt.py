@@ -66,7 +66,7 @@ def adapt(tensors: Tensors, model: Any, report: Report, size: SourceSize | None)
         _carry(adapted, model, size, report)
     _fit_stem(adapted, model, own, report)
     _check_shapes(adapted, own, report.source)
-    _check_finite(tensors, {n: t for n, t in adapted.items() if n not in report.missing}, report.source)
+    check_finite(tensors, {n: t for n, t in adapted.items() if n not in report.missing}, report.source)
     wide = dict(adapted)
     _cast(adapted, tensors, own, report)
     for note in losses(wide, adapted, report.source):
@@ -152,7 +152,7 @@ def _carry(tensors: State, model: Any, size: SourceSize, report: Report) -> None
             ) from error
         for key in [key for key in carried if carried[key] is not file[key]]:
             tensors[f"{layer}.{key}"] = carried[key]
-            report.adapted[f"{layer}.{key}"] = f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}"
+            report.add_adapted(f"{layer}.{key}", f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}")
             report.add_note(grid_note(size))
             report.doubtful = size.doubtful
 
@@ -216,11 +216,16 @@ def _cast(tensors: State, file: Tensors, own: Mapping[str, torch.Tensor], report
     for name, target in own.items():
         if file[name].dtype != target.dtype:
             said = f"{file[name].dtype} to {target.dtype}".replace("torch.", "")
-            report.adapted[name] = f"{report.adapted[name]}, {said}" if name in report.adapted else said
+            report.add_adapted(name, said)
         tensors[name] = tensors[name].to(target.dtype)
 
 
-def _check_finite(file: Tensors, tensors: Tensors, source: str) -> None:
+def check_finite(file: Tensors, tensors: Tensors, source: str) -> None:
+    """Refuses numbers that are none, in a file's tensors or in what has become of them.
+
+    Raises:
+        CheckpointError: There are some.
+    """
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     damaged = [name for name in broken if not file[name].to(tensors[name].dtype).isfinite().all()]
     if damaged:

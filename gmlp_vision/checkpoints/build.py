@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 
-from gmlp_vision.checkpoints.adapt import account, adapt, grid_note
+from gmlp_vision.checkpoints import families
+from gmlp_vision.checkpoints.adapt import account, grid_note
 from gmlp_vision.checkpoints.candidates import Identity, fits
+from gmlp_vision.checkpoints.exchange import adapt_kinds, as_in_file
 from gmlp_vision.checkpoints.grid import SourceSize, first_that_fits, source_size, stem_of
 from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import Tensors
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.rounding import FLOATS, joined
+from gmlp_vision.checkpoints.settings import settings_of
 from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.checkpoints.values import check_memory, check_values
 from gmlp_vision.errors import CheckpointError
@@ -57,6 +60,7 @@ def build(
     num_classes: int | None = None,
     model: str | None = None,
     prefix: str | None = None,
+    spatial: str | None = None,
 ) -> Built:
     """Makes the model whose weights a source holds.
 
@@ -71,6 +75,8 @@ def build(
         num_classes: Another count than the file's gives a new head, as a new model has it; 0 gives none.
         model: The registered name of such a model, where the tensors leave it open.
         prefix: Of the network that is meant, where the source holds more than one; see `read_checkpoint`.
+        spatial: The kind of W that the model gets, the nearest of it to each W of the file; None for the
+            file's own.
 
     Raises:
         ValueError: An argument outside what is listed above, or an image that the patch does not divide.
@@ -96,11 +102,18 @@ def build(
         )
     size = size_of(identity, checkpoint, grid)
     classes = identity.num_classes if num_classes is None else num_classes
-    made = _create(identity, checkpoint, size, img_size=img_size, num_classes=classes)
+    kind = {} if spatial is None else {"spatial": spatial, "groups": 1}
+    if kind and not kind.keys() <= settings_of(identity.model).keys():
+        raise CheckpointError(
+            f"{checkpoint.source} is a {families.title(identity.family)}, which has no W's of other kinds: "
+            "gMLP and aMLP have"
+        )
+    made = _create(identity, checkpoint, size, img_size=img_size, num_classes=classes, **kind)
     report = Report(checkpoint.source, checkpoint.weights, identity.layout)
     report.dropped |= {**checkpoint.outside, **identity.dropped}
     report.notes += checkpoint.notes
-    made.load_state_dict(adapt(account(identity.tensors, made, report), made, report, size))
+    like = as_in_file(made, identity.tensors, checkpoint.source, fit=True) if kind else made
+    made.load_state_dict(adapt_kinds(account(identity.tensors, like, report), like, made, report, size))
     if size is None:  # a tensor is misshapen, and adapt has said which
         raise CheckpointError(f"{checkpoint.source}: no image size gives its tensors their shapes")
     if size.grids or not hasattr(made, "grids"):  # else no tensor depends on it

@@ -34,6 +34,7 @@ def convert_file(
     dtype: str | None = None,
     model: str | None = None,
     prefix: str | None = None,
+    spatial: str | None = None,
 ) -> Report:
     """Reads a checkpoint, carries it to the size that is asked for, and writes it.
 
@@ -42,7 +43,7 @@ def convert_file(
         out: One file, replaced if it is there, where the name ends in .safetensors, .pth, .pt, .pth.tar,
             .bin or .ckpt, in capitals or not; else a new folder in timm's local-dir form. A name that ends as
             other files do is refused, but with a slash behind it.
-        layout, grid, img_size, patch_size, num_classes, weights, model, prefix: As for `build`.
+        layout, grid, img_size, patch_size, num_classes, weights, model, prefix, spatial: As for `build`.
         to: Whose names it gets, in one file: 'timm' or another (docs/weights.md); None for this package.
         dtype: Of the numbers written, 'fp32', 'fp16' or 'bf16'; None for the file's own.
 
@@ -77,6 +78,7 @@ def convert_file(
         num_classes=num_classes,
         model=model,
         prefix=prefix,
+        spatial=spatial,
     )
     report_merged(kernels_of(built.model), built.report)
     merge(built.model)

@@ -1,4 +1,5 @@
-"""A file whose W has a shared kernel beside it, into a model that has none; and the other way round.
+"""A file with W's of one kind into a model with W's of another: shared kernels are merged into W, or added at
+0; else each W becomes the nearest one of the model's kind.
 
 The file is first read as what it is: by a model like the one that is to take it, with the file's kinds of W.
 """
@@ -8,9 +9,13 @@ from typing import Any
 
 import torch
 
+from gmlp_vision.checkpoints.adapt import adapt, check_finite
+from gmlp_vision.checkpoints.grid import SourceSize
 from gmlp_vision.checkpoints.merge import report_merged
 from gmlp_vision.checkpoints.names import State, Tensors
 from gmlp_vision.checkpoints.report import Report
+from gmlp_vision.checkpoints.rounding import joined
+from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.grid_tied import tied_layers
 from gmlp_vision.layers.shared_kernel import SharedKernel
 from gmlp_vision.layers.spatial import projection_of, spatial_of
@@ -18,30 +23,45 @@ from gmlp_vision.layers.spatial_projection import SpatialProjection
 from gmlp_vision.layers.structured import Structured
 
 
-def as_in_file(model: Any, tensors: Tensors) -> Any:
+def as_in_file(model: Any, tensors: Tensors, source: str, fit: bool) -> Any:
     """A model that shares this one's tensors, but has W's of the kinds that the file has.
 
     Args:
         model: What is to take the tensors.
         tensors: Of the file.
+        source: Where they are from, for messages.
+        fit: Whether the nearest W will do. Otherwise only dense W's are exchanged, which lose nothing.
 
     Returns:
-        The model itself where its kinds are the file's, or where there is no exchange of them.
+        The model itself where its kinds are the file's, or where nothing tells the file's.
+
+    Raises:
+        CheckpointError: The kinds differ, and only the nearest W would do.
     """
     layers = _maps(model)
     kinds = [spatial_of(within) for name in layers if (within := _within(tensors, name))]
+    known = bool(kinds)
     kinds = kinds or [spatial_of({})]  # in others' names, who have dense ones
     if any(kind != kinds[0] for kind in kinds):  # a tensor is missing or misshapen
         return model
-    make = projection_of(**kinds[0])
-    theirs = {
-        layer: make(layer.grid_size, device="meta", dtype=layer.bias.dtype)
-        for layer in layers.values()
-        if spatial_of(layer.state_dict()) != kinds[0]
-    }
-    known = SharedKernel | SpatialProjection
-    if not theirs or not all(isinstance(x, known) for both in theirs.items() for x in both):
+    make, theirs = projection_of(**kinds[0]), {}
+    for layer in layers.values():
+        if spatial_of(layer.state_dict()) != kinds[0]:
+            try:
+                theirs[layer] = make(layer.grid_size, device="meta", dtype=layer.bias.dtype)
+            except ValueError:  # cells of the file do not divide the model's grid
+                return model
+    if not theirs:
         return model
+    exact = all(isinstance(x, SharedKernel | SpatialProjection) for both in theirs.items() for x in both)
+    if not exact and not fit:
+        if not known:
+            return model
+        own = spatial_of(next(iter(theirs)).state_dict())["spatial"]
+        raise CheckpointError(
+            f"the W's of {source} are {_in_words(kinds[0])}, and the model's {own}: create it with "
+            f"{_as_arguments(kinds[0])}, or take the nearest of its kind, `load_checkpoint(..., fit=True)`"
+        )
     # copied: the modules alone
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     like = deepcopy(model, memo | {id(layer): made for layer, made in theirs.items()})
@@ -49,33 +69,89 @@ def as_in_file(model: Any, tensors: Tensors) -> Any:
     return like
 
 
-def exchange(tensors: State, like: Any, model: Any, report: Report) -> State:
-    """The tensors of `as_in_file`'s model as those of the model itself: kernels merged into W, or at 0.
+def adapt_kinds(tensors: Tensors, like: Any, model: Any, report: Report, size: SourceSize | None) -> State:
+    """What `account` gave for the model of `as_in_file`, as `adapt` gives it for the model itself.
+
+    W's of another kind are exchanged on the file's grid, and then carried to the model's.
 
     Args:
-        tensors: In the shapes and dtypes of `like`, at the size of the model.
+        tensors, report, size: As for `adapt`.
         like: What `as_in_file` gave.
         model: What is to take the tensors.
-        report: Is told.
+
+    Raises:
+        CheckpointError: As `adapt`; or there is no nearest W of the model's kind, or more than one W a layer.
     """
-    if like is model:
-        return tensors
-    file, exchanged, layers = _maps(like), dict(tensors), _maps(model)
-    report_merged(
-        {n: x for n, x in file.items() if x is not layers[n] and isinstance(x, SharedKernel)}, report
-    )
-    for name, layer in layers.items():
-        if file[name] is layer:
-            continue
-        *parameters, _ = (exchanged.pop(f"{name}.{key}") for key in file[name].RULES)
-        w = file[name].matrix_of(layer.grid_size, *parameters)[0]
-        exchanged[f"{name}.bias"] = tensors[f"{name}.bias"]
-        own = layer.state_dict()
-        for key, tensor in layer.nearest(w, layer.grid_size, **(layer.options_of(own) or {})).items():
-            exchanged[f"{name}.{key}"] = tensor.to(own[key].dtype)
-            if key not in file[name].RULES:
-                report.adapted[f"{name}.{key}"] = "0, since the file has no such kernel"
-    return exchanged
+    if like is model or size is None:  # then a tensor is misshapen, and adapt says which
+        return adapt(tensors, like, report, size)
+    exchanged, file, layers = dict(tensors), _maps(like), _maps(model)
+    changed = {name: layer for name, layer in layers.items() if file[name] is not layer}
+    merged = {name: x for name in changed if isinstance(x := file[name], SharedKernel)}
+    report_merged(merged, report)
+    for name, layer in changed.items():
+        within = _within(tensors, name)
+        named = {f"{name}.{key}": tensor for key, tensor in within.items()}
+        check_finite(named, named, report.source)
+        w = _matrix(within, size.grids[name], report.source)
+        exchanged = {n: t for n, t in exchanged.items() if n not in named or n == f"{name}.bias"}
+        nearest = _nearest(layer, w, size.grids[name], report.source)
+        dtype = joined(next(iter(within.values())).dtype, layer.bias.dtype)
+        exchanged |= {f"{name}.{key}": tensor.to(dtype) for key, tensor in nearest.items()}
+        _tell(name, layer, file[name], nearest, w, size, report)
+    return adapt(exchanged, model, report, size)
+
+
+def _matrix(within: Tensors, grid: tuple[int, int], source: str) -> torch.Tensor:
+    """W of a layer of a file, (N, N) in float64."""
+    kind = spatial_of(within)
+    layer = projection_of(**kind)(grid, device="cpu", dtype=torch.float64)
+    try:
+        layer.load_state_dict(within)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{source} has tensors that are none of a {kind['spatial']} W: {error}"
+        ) from None
+    w = layer.matrix().detach()
+    if len(w) > 1:
+        raise CheckpointError(
+            f"{source} has {len(w)} W's a layer, one for each group of channels: no single one is the nearest"
+        )
+    return w[0]
+
+
+def _nearest(
+    layer: Structured, w: torch.Tensor, grid: tuple[int, int], source: str
+) -> dict[str, torch.Tensor]:
+    options = type(layer).options_of(layer.state_dict()) or {}
+    try:
+        return type(layer).nearest(w, grid, **options)
+    except ValueError as error:
+        raise CheckpointError(f"{source} has W's of another kind than the model, and {error}") from error
+
+
+def _tell(
+    name: str,
+    layer: Structured,
+    theirs: Structured,
+    nearest: dict[str, torch.Tensor],
+    w: torch.Tensor,
+    size: SourceSize,
+    report: Report,
+) -> None:
+    """Says in the report what became of the W of one layer."""
+    if isinstance(layer, SharedKernel):
+        for key in nearest.keys() - theirs.RULES.keys():
+            report.adapted[f"{name}.{key}"] = "0, since the file has no such kernel"
+        return
+    if isinstance(theirs, SharedKernel) and isinstance(layer, SpatialProjection):
+        return
+    own = spatial_of(layer.state_dict())
+    made = projection_of(**own)(size.grids[name], dtype=torch.float64)
+    made.load_state_dict({**nearest, "bias": made.bias})
+    left = (w - made.matrix()[0]).square().sum() / w.square().sum()
+    report.explained[name] = 1.0 - left.item() if w.any() else 1.0
+    for key in nearest:
+        report.adapted[f"{name}.{key}"] = f"of the {own['spatial']} W nearest to the file's"
 
 
 def _maps(model: Any) -> dict[str, Structured]:
@@ -85,3 +161,11 @@ def _maps(model: Any) -> dict[str, Structured]:
 def _within(tensors: Tensors, name: str) -> dict[str, torch.Tensor]:
     start = f"{name}."
     return {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+
+
+def _in_words(kind: dict[str, Any]) -> str:
+    return f"{kind['spatial']} in {kind['groups']} groups" if kind["groups"] > 1 else str(kind["spatial"])
+
+
+def _as_arguments(kind: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v!r}" for k, v in kind.items() if v != 1)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gmlp_vision.checkpoints import families
-from gmlp_vision.checkpoints.adapt import account, adapt
-from gmlp_vision.checkpoints.exchange import as_in_file, exchange
+from gmlp_vision.checkpoints.adapt import account
+from gmlp_vision.checkpoints.exchange import adapt_kinds, as_in_file
 from gmlp_vision.checkpoints.grid import source_size
 from gmlp_vision.checkpoints.names import State, Tensors, to_ours
 from gmlp_vision.checkpoints.read import read_checkpoint
@@ -31,6 +31,7 @@ def load_checkpoint(
     grid: Grid | None = None,
     sha256: str | None = None,
     prefix: str | None = None,
+    fit: bool = False,
 ) -> Report:
     """Loads any checkpoint into a live model of this package, at the model's own size.
 
@@ -44,6 +45,9 @@ def load_checkpoint(
         grid: (H, W) of the file's tokens, for a file that does not state its image size.
         sha256: Hash that the file must have, in hex.
         prefix: Of the network that is meant, where the file holds more than one; see `read_checkpoint`.
+        fit: Whether a file whose W's are of another kind (docs/structure.md) may be taken, each W replaced by
+            the nearest of the model's kind. The report says what share of it that explains. Not without a
+            word, since the model then computes something else; `pretrained=True` with a `spatial` is one.
 
     Returns:
         What became of every tensor.
@@ -63,11 +67,11 @@ def load_checkpoint(
         dropped=dict(checkpoint.outside),
         notes=list(checkpoint.notes),
     )
-    like = as_in_file(model, checkpoint.state_dict)
+    like = as_in_file(model, checkpoint.state_dict, checkpoint.source, fit)
     tensors = _as_ours(checkpoint.state_dict, like, report, checkpoint.config, layout)
     tensors = account(tensors, like, report)
     size = source_size(tensors, like, checkpoint.config, grid)
-    adapted = exchange(adapt(tensors, like, report, size), like, model, report)
+    adapted = adapt_kinds(tensors, like, model, report, size)
     if _on_meta(model):
         _assign(model, adapted, report)
     else:
@@ -97,17 +101,19 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     if cfg.get("source") in ("local-dir", "hf-hub"):  # then timm made the cfg from the config.json there
         args = getattr(model, "pretrained_model_args", {})
         config = {"architecture": cfg.get("architecture"), "model_args": args, "pretrained_cfg": cfg}
-    like: Any = as_in_file(model, network.tensors)
+    # timm has no way to ask for it, and who names another kind than the weights have means the nearest
+    like: Any = as_in_file(model, network.tensors, source, fit=True)
     tensors = _as_ours(network.tensors, like, report, config)
     if cfg.get("num_classes") == -1:
         why = "the pretrained cfg has num_classes=-1, timm's way to ask for a new head"
         report.dropped |= {name: why for name in _head(tensors, model)}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in report.dropped}
     tensors = account(tensors, like, report)
-    adapted = adapt(tensors, like, report, source_size(tensors, like, config, overlaid_cfg=cfg))
-    adapted = exchange(adapted, like, model, report)
+    size = source_size(tensors, like, config, overlaid_cfg=cfg)
+    adapted = adapt_kinds(tensors, like, model, report, size)
     _tell_timm(cfg, model, report)
-    logger.log(logging.WARNING if report.missing or report.doubtful else logging.INFO, "%s", report)
+    watch = report.missing or report.doubtful or report.explained
+    logger.log(logging.WARNING if watch else logging.INFO, "%s", report)
     return adapted
 
 

@@ -16,6 +16,8 @@ class Report:
         adapted: Tensors changed on the way in, and how.
         dropped: Tensors of the file that the model has no use for, and why.
         missing: Tensors for which the model keeps its own, and why.
+        explained: Where W's of the file are of another kind than the model's, the share of each that the
+            nearest one explains, by its layer: 1 - |W - W'|^2 / |W|^2.
         notes: How the file's grid is known, where it mattered; where in the file the network was; numbers
             that a dtype could not hold; what the file says of itself that is not so.
         doubtful: Whether that grid is a guess, or not the only one that is stated.
@@ -28,12 +30,17 @@ class Report:
     adapted: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    explained: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     doubtful: bool = False
 
     def add_note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
+
+    def add_adapted(self, name: str, how: str) -> None:
+        """Says one change more of a tensor."""
+        self.adapted[name] = f"{self.adapted[name]}, {how}" if name in self.adapted else how
 
     def __str__(self) -> str:
         lines = [
@@ -42,6 +49,12 @@ class Report:
         ]
         for title, why in (("adapted", self.adapted), ("dropped", self.dropped), ("missing", self.missing)):
             lines += [f"  {title:<9}{line}" for line in _group(why)]
+        if self.explained:
+            shares = [100 * share for share in self.explained.values()]
+            mean = sum(shares) / len(shares)
+            lines.append(
+                f"  {'kept':<9}{min(shares):.1f} to {max(shares):.1f} % of each W, on average {mean:.1f}"
+            )
         return "\n".join(lines + [f"  {'note':<9}{note}" for note in self.notes])
 
 

@@ -32,6 +32,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--num-classes", type=int, metavar="N", help="another count than in IN gives a new head"
     )
+    parser.add_argument(
+        "--to-structure",
+        metavar="KIND",
+        help="the kind that W becomes the nearest of: toeplitz, axial, rank:8, ... (docs/structure.md)",
+    )
     add_weights(parser)
     parser.add_argument("--dtype", choices=DTYPES, help="of the numbers in OUT (default: as in IN)")
     parser.set_defaults(call=call)
@@ -58,6 +63,12 @@ def call(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         model=args.model,
         prefix=args.prefix,
+        spatial=args.to_structure,
     )
     print(report)
+    if report.explained:
+        width = max(map(len, report.explained))
+        print(f"  {'layer':<{width}}  share of W")
+        for layer, share in report.explained.items():
+            print(f"  {layer:<{width}}  {100 * share:8.2f} %")
     print(f"wrote {args.out}")
