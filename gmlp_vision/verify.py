@@ -94,10 +94,10 @@ def verify(
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UserError(f"crop_pct is {crop_pct}; expected a part of the image, above 0 and up to 1")
     script = find_script("validate.py" if scripts is None else str(scripts.resolve() / "validate.py"))
-    device = _checked(device or _best_device())
-    classes, images = _classes(data_dir, split)
+    device = checked_device(device)
+    classes, images = classes_in(data_dir, split)
     if checkpoint is None:
-        _check_classes(classes, cfg.num_classes, data_dir)
+        check_classes(classes, cfg.num_classes, data_dir)
     with scratch_folder() as folder:
         weights = name
         if checkpoint is None:
@@ -107,7 +107,7 @@ def verify(
             like = timm.create_model(model, device="meta", **made.identity.settings)
             if not fits(made.identity.tensors, like):
                 raise CheckpointError(f"{checkpoint} does not hold the weights of a {model}")
-            _check_classes(classes, made.model.num_classes, data_dir)
+            check_classes(classes, made.model.num_classes, data_dir)
             save_folder(made.model, folder / "model")
             weights = f"local-dir:{folder / 'model'}"
         results = folder / "results.json"
@@ -138,7 +138,13 @@ def _best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def _checked(device: str) -> str:
+def checked_device(device: str | None) -> str:
+    """A device of torch that can be used, the best there is for None.
+
+    Raises:
+        UserError: Nothing can be computed on it.
+    """
+    device = device or _best_device()
     try:
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # no such word; not built, not there, or without numbers
@@ -147,8 +153,12 @@ def _checked(device: str) -> str:
     return device
 
 
-def _classes(data_dir: Path, split: str) -> tuple[list[str], int]:
-    """The classes that validate.py will see, in its order, and the number of images."""
+def classes_in(data_dir: Path, split: str) -> tuple[list[str], int]:
+    """The classes that timm will see, in its order, and the number of images.
+
+    Raises:
+        UserError: There is no folder of images for each class.
+    """
     if not data_dir.is_dir():
         raise UserError(f"{data_dir} is no folder; expected one that holds a folder of images for each class")
     try:
@@ -164,7 +174,12 @@ def _classes(data_dir: Path, split: str) -> tuple[list[str], int]:
     return classes, len(reader)
 
 
-def _check_classes(classes: list[str], expected: int, data_dir: Path) -> None:
+def check_classes(classes: list[str], expected: int, data_dir: Path) -> None:
+    """Refuses images of another number of classes than a model is for.
+
+    Raises:
+        UserError: They are.
+    """
     if len(classes) != expected:
         raise UserError(
             f"{data_dir} has images of {len(classes)} classes ({first_five(classes)}), and the model is for "

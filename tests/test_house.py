@@ -42,7 +42,7 @@ GROUND_UP = [
     {"models"},
     {""},  # the package's __init__
     {"demo", "export", "run", "zoo"},
-    {"verify"},
+    {"structure", "verify"},
     {"cli"},
 ]
 RANKS = {room: rank for rank, rooms in enumerate(GROUND_UP) for room in rooms}

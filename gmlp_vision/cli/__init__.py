@@ -6,7 +6,7 @@ A module a command: its `add` says what it takes, and its `call` imports what it
 from collections.abc import Sequence
 
 from gmlp_vision import __version__
-from gmlp_vision.cli import convert, demo, export, filters, info, recipe, run, verify, zoo
+from gmlp_vision.cli import convert, demo, export, filters, info, recipe, run, structure, verify, zoo
 from gmlp_vision.cli.options import Parser
 from gmlp_vision.cli.streams import say, whole_output
 from gmlp_vision.errors import UserError
@@ -19,6 +19,7 @@ COMMANDS = (
     info.add,
     recipe.add,
     run.add,
+    structure.add,
     verify.add,
     zoo.add,
 )

@@ -1,0 +1,254 @@
+"""How much of a gMLP is a convolution? Its accuracy as its W's are replaced by nearest ones of fewer numbers.
+
+Layer by layer on some test images, and all at once on more, before and after an epoch of fine-tuning with
+training images. What is measured is kept in a folder, so that a stopped run goes on.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.data import create_dataset, create_loader, resolve_data_config
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import random_seed
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
+
+from gmlp_vision.atomic import write_file
+from gmlp_vision.checkpoints import build
+from gmlp_vision.checkpoints.settings import settings_of
+from gmlp_vision.errors import UserError
+from gmlp_vision.filters import save_figure
+from gmlp_vision.filters.structures import DENSE, Structure, format_structures, plot_structures
+from gmlp_vision.layers.grid_tied import tied_layers
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.spatial import kind_of
+from gmlp_vision.layers.structured import Structured
+from gmlp_vision.verify import check_classes, checked_device, classes_in
+
+# Of the fine-tuning, the same for every kind.
+LEARNING: dict[str, Any] = {"opt": "adamw", "lr": 5e-4, "weight_decay": 0.05}
+SMOOTHING, CLIP, WARM_UP = 0.1, 1.0, 0.1  # the last a part of the epoch
+FILES = ("structure.json", "structure.md", "structure.png", "structure.pdf")
+
+
+class Some(Subset[Any]):
+    """So many images of a data set, evenly spread over it and so over its classes. timm sets `transform`."""
+
+    def __init__(self, dataset: Any, count: int) -> None:
+        whole = len(dataset)
+        super().__init__(dataset, [k * whole // min(count, whole) for k in range(min(count, whole))])
+
+    @property
+    def transform(self) -> Any:
+        return self.dataset.transform  # type: ignore[attr-defined]
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self.dataset.transform = transform  # type: ignore[attr-defined]
+
+
+def study(
+    source: str,
+    data_dir: Path,
+    output: Path,
+    kinds: Sequence[str] | None = None,
+    *,
+    split: str | None = None,
+    train_split: str = "train",
+    layer_images: int = 2000,
+    test_images: int = 10_000,
+    train_images: int = 10_000,
+    batch_size: int = 128,
+    workers: int = 1,
+    device: str | None = None,
+    seed: int = 0,
+) -> list[Structure]:
+    """Measures, draws and writes; goes on where an earlier call with the same arguments was stopped.
+
+    Args:
+        source: What holds the model, as for `build`: a gMLP or aMLP whose W's are dense.
+        data_dir: Holds the folders `train_split` and `split`, each with a folder of images for each class.
+        output: A folder, made if it is not there. In it `structure.json`, what was measured; `structure.md`,
+            a table; `structure.png` and `.pdf`, a figure.
+        kinds: Keys of layers/spatial.py; None for `usual_kinds`. Those of an earlier call stay.
+        split: Of the images that are tested; None for 'validation', 'val' or 'test', whichever is there.
+        layer_images: Images for each layer and kind.
+        test_images, train_images: Images for all layers at once.
+        batch_size: Images at a time.
+        workers: Processes that read images.
+        device: Of torch; None for CUDA or MPS if there is one.
+        seed: Of the fine-tuning.
+
+    Returns:
+        A row a kind, the model itself first.
+
+    Raises:
+        UserError: An argument outside what is listed above, another model's or run's results in the folder.
+        CheckpointError: The source cannot be read, or a kind has no nearest W.
+    """
+    counts = {"layer_images": layer_images, "test_images": test_images, "train_images": train_images}
+    for title, value in {**counts, "batch_size": batch_size}.items():
+        if value < 1:
+            raise UserError(f"{title} is {value}; expected at least 1")
+    device = checked_device(device)
+    built = build(source)
+    built.model.float().to(device)
+    layers = maps_of(built.model)
+    if settings_of(built.model).get("spatial") != DENSE or not layers:
+        raise UserError(f"{source} has no dense W's that could be replaced: give a gMLP or an aMLP that has")
+    grid = layers[0].grid_size
+    chosen = [DENSE, *(k for k in dict.fromkeys(usual_kinds(grid) if kinds is None else kinds) if k != DENSE)]
+    _check_kinds(chosen, grid)
+    split = split or next((s for s in ("validation", "val", "test") if (data_dir / s).is_dir()), "validation")
+    for name in (train_split, split):
+        classes, _ = classes_in(data_dir, name)
+        check_classes(classes, built.model.num_classes, data_dir)
+    said = {"model": source, "seed": seed, "batch_size": batch_size, **LEARNING, **counts}
+    rows = _kept(output, said)
+
+    def loader(which: str, count: int, is_training: bool) -> DataLoader[Any]:
+        dataset: Any = Some(create_dataset("", root=str(data_dir), split=which), count)
+        config = resolve_data_config({}, model=built.model)
+        return create_loader(
+            dataset,
+            **{k: config[k] for k in ("input_size", "interpolation", "mean", "std", "crop_pct")},
+            batch_size=batch_size,
+            is_training=is_training,
+            scale=(0.8, 1.0),
+            color_jitter=0.0,
+            num_workers=workers,
+            persistent_workers=False,
+            use_prefetcher=False,
+        )
+
+    few, many = loader(split, layer_images, False), loader(split, test_images, False)
+    train = loader(train_split, train_images, True)
+    todo = [kind for kind in chosen if kind not in rows or rows[kind].after is None]
+    total = len(todo) * (len(few) + 2 * len(many) + len(train))
+    with tqdm(total=total, desc="batches", disable=None) as progress:
+        for kind in todo:
+            made = build(source) if kind == DENSE else build(source, spatial=kind)
+            model: Any = made.model.float().to(device)
+            shares = list(made.report.explained.values()) or [1.0] * len(layers)
+            row = rows.setdefault(kind, Structure(kind, numbers_of(maps_of(model)[0]), shares))
+            if not row.alone:
+                row.alone = one_by_one(built.model, model, _on(few, device, progress))
+                _write(output, said, rows)
+            if row.before is None:
+                row.before = accuracy(model, _on(many, device, progress))
+                _write(output, said, rows)
+            random_seed(seed)
+            fine_tune(model, _on(train, device, progress), len(train))
+            row.after = accuracy(model, _on(many, device, progress))
+            _write(output, said, rows)
+    found = [rows[kind] for kind in (DENSE, *(k for k in rows if k != DENSE))]
+    write_file(output / FILES[1], format_structures(found))
+    for name in FILES[2:]:
+        save_figure(plot_structures(found), output / name)
+    return found
+
+
+def usual_kinds(grid: Grid) -> list[str]:
+    """The kinds that a study has by default, for a grid of tokens."""
+    sides = [s for s in range(2, min(grid)) if not grid[0] % s and not grid[1] % s]
+    cells = [f"{name}:{max(sides)}" for name in ("block", "grid") if sides]
+    return ["toeplitz", "7x7", "3x3", "circulant", "axial", "rank:8", *cells]
+
+
+def maps_of(model: nn.Module) -> list[Structured]:
+    """The maps over tokens of a model that a kind of W is of, by depth."""
+    return [layer for layer in tied_layers(model).values() if isinstance(layer, Structured)]
+
+
+def numbers_of(layer: Structured) -> int:
+    """Of which W is made."""
+    return sum(p.numel() for name, p in layer.named_parameters() if name != "bias")
+
+
+@torch.inference_mode()
+def one_by_one(dense: Any, model: Any, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+    """Accuracy of `dense`, in %, with each of its blocks in turn replaced by that of `model`.
+
+    The blocks before the replaced one are computed once a batch.
+    """
+    dense.eval()
+    model.eval()
+    right, seen = [0] * len(dense.blocks), 0
+    for images, labels in batches:
+        tokens = dense.embed(images)
+        for i, block in enumerate(model.blocks):
+            x = model.run_step(block, tokens)
+            for rest in dense.blocks[i + 1 :]:
+                x = dense.run_step(rest, x)
+            right[i] += (dense.forward_head(dense.finish(x)).argmax(1) == labels).sum().item()
+            tokens = dense.run_step(dense.blocks[i], tokens)
+        seen += len(labels)
+    return [100 * each / seen for each in right]
+
+
+@torch.inference_mode()
+def accuracy(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """In %."""
+    model.eval()
+    right = [(model(images).argmax(1) == labels).cpu() for images, labels in batches]
+    return 100 * torch.cat(right).double().mean().item()
+
+
+def fine_tune(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], updates: int) -> None:
+    """One epoch, in place. What W is made of is trained, so its kind stays."""
+    optimizer = create_optimizer_v2(model, **LEARNING)
+    warm_up = math.ceil(WARM_UP * updates)
+    scheduler = CosineLRScheduler(optimizer, t_initial=updates, warmup_t=warm_up, t_in_epochs=False)
+    loss_fn = nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
+    model.train()
+    for update, (images, labels) in enumerate(batches, start=1):
+        scheduler.step_update(update)
+        optimizer.zero_grad()
+        loss_fn(model(images), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+
+
+def _on(batches: DataLoader[Any], device: str, progress: Any) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    for images, labels in batches:
+        yield images.to(device), labels.to(device)
+        progress.update()
+
+
+def _check_kinds(kinds: Sequence[str], grid: Grid) -> None:
+    """Refuses at once what would be refused after hours."""
+    for kind in kinds:
+        cls, options = kind_of(kind)
+        if cls.NO_NEAREST:
+            raise UserError(f"{kind} has no nearest W: {cls.NO_NEAREST}")
+        cls.nearest(torch.zeros(grid[0] * grid[1], grid[0] * grid[1]), grid, **options)
+
+
+def _kept(output: Path, said: dict[str, Any]) -> dict[str, Structure]:
+    """What an earlier call has measured, if it was asked for the same."""
+    path = output / FILES[0]
+    if not path.exists():
+        output.mkdir(parents=True, exist_ok=True)
+        return {}
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        rows = {row["kind"]: Structure(**row) for row in told["kinds"]}
+        before = dict(told["said"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no result of this command: {error}; give another folder") from error
+    other = [f"{key} was {before.get(key)!r}" for key, value in said.items() if before.get(key) != value]
+    if other:
+        raise UserError(f"{path} is of another study, where {', '.join(other)}: give another folder")
+    return rows
+
+
+def _write(output: Path, said: dict[str, Any], rows: dict[str, Structure]) -> None:
+    told = {"said": said, "kinds": [asdict(row) for row in rows.values()]}
+    write_file(output / FILES[0], json.dumps(told, indent=1) + "\n")
