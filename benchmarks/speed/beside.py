@@ -118,7 +118,7 @@ def compare(args: argparse.Namespace) -> None:
             there = call_of(runtime, theirs, x)
         except Exception as error:  # code of others may not be exported
             rate = args.batch / statistics.median(take_turns({"ours": here}, args.rounds, DEVICE)["ours"])
-            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            why = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
             print(f"| {args.name} | {runtime} | not exported | {rate:.1f} | - | - | ({why})", flush=True)
             continue
         taken = take_turns({"theirs": there, "ours": here}, args.rounds, DEVICE)
