@@ -34,7 +34,8 @@ def makes_w(height: int, width: int) -> bool:
     23 x 23 in a file of ONNX, where W is a constant.
 
     This is the one place where it is decided. The multiply-adds of W are N / (4 H + 4 W) times those of the
-    other form, which loses a factor of 2 or 3 in smaller products. Measured: benchmarks/speed/RESULTS.md, large images.
+    other form, which loses a factor of 2 or 3 in smaller products. Measured:
+    benchmarks/speed/RESULTS.md, "Large images".
     """
     if torch.jit.is_scripting():  # TorchScript does not know the question below
         return height * width < 9 * (height + width)
