@@ -37,12 +37,11 @@ def makes_w(height: int, width: int) -> bool:
     other form, which loses a factor of 2 or 3 in smaller products. Measured:
     benchmarks/speed/RESULTS.md, "Large images".
     """
-    if torch.jit.is_scripting():  # TorchScript does not know the question below
-        return height * width < 9 * (height + width)
-    elif torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():  # noqa: RET505  it compiles no other form
-        return height * width < 12 * (height + width)
-    else:
-        return height * width < 9 * (height + width)
+    factor = 9
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript does not know the question below
+        if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+            factor = 12
+    return height * width < factor * (height + width)
 
 
 def map_offsets(x: torch.Tensor, table: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
