@@ -123,6 +123,15 @@ def new_folder(path: str | Path, parents: bool = False) -> Iterator[Path]:
             raise
 
 
+def make_folders(path: Path) -> None:
+    """Makes a folder that a stopped command goes on in, with those above it; one that is there stays.
+
+    Raises:
+        OSError: There is a file in its place, or it cannot be written.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+
+
 def check_new_folder(path: Path) -> Path:
     """Where a new folder of this name would be.
 

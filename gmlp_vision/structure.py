@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
-from gmlp_vision.atomic import write_file
-from gmlp_vision.checkpoints import build
+from gmlp_vision.atomic import make_folders, write_file
+from gmlp_vision.checkpoints import Built, build
 from gmlp_vision.checkpoints.settings import settings_of
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import save_figure
@@ -111,14 +111,14 @@ def study(
         classes, _ = classes_in(data_dir, name)
         check_classes(classes, built.model.num_classes, data_dir)
     said = {"model": source, "seed": seed, "batch_size": batch_size, **LEARNING, **counts}
-    rows = _kept(output, said)
 
     def loader(which: str, count: int, is_training: bool) -> DataLoader[Any]:
         dataset: Any = Some(create_dataset("", root=str(data_dir), split=which), count)
         config = resolve_data_config({}, model=built.model)
         return create_loader(
             dataset,
-            **{k: config[k] for k in ("input_size", "interpolation", "mean", "std", "crop_pct")},
+            input_size=(built.model.in_chans, *built.model.img_size),
+            **{key: config[key] for key in ("interpolation", "mean", "std", "crop_pct")},
             batch_size=batch_size,
             is_training=is_training,
             scale=(0.8, 1.0),
@@ -130,23 +130,35 @@ def study(
 
     few, many = loader(split, layer_images, False), loader(split, test_images, False)
     train = loader(train_split, train_images, True)
-    todo = [kind for kind in chosen if kind not in rows or rows[kind].after is None]
-    total = len(todo) * (len(few) + 2 * len(many) + len(train))
+    if not len(train):  # the rest of an epoch that is no whole batch is not trained with
+        raise UserError(
+            f"there are fewer training images than the {batch_size} of a batch: ask for smaller ones"
+        )
+    rows = _kept(output, said)
+    fresh = [kind for kind in chosen if kind not in rows or rows[kind].before is None]
+    tuning = [kind for kind in chosen if kind not in rows or rows[kind].after is None]
+    total = len(fresh) * (len(few) + len(many)) + len(tuning) * (len(train) + len(many))
+
+    def replaced(kind: str) -> Built:
+        made = build(source, spatial=kind)
+        made.model.float().to(device)
+        return made
+
     with tqdm(total=total, desc="batches", disable=None) as progress:
-        for kind in todo:
-            made = build(source) if kind == DENSE else build(source, spatial=kind)
-            model: Any = made.model.float().to(device)
+        for kind in fresh:  # all without training first: what costs least tells most
+            made = replaced(kind)
             shares = list(made.report.explained.values()) or [1.0] * len(layers)
-            row = rows.setdefault(kind, Structure(kind, numbers_of(maps_of(model)[0]), shares))
+            row = rows.setdefault(kind, Structure(kind, numbers_of(maps_of(made.model)[0]), shares))
             if not row.alone:
-                row.alone = one_by_one(built.model, model, _on(few, device, progress))
+                row.alone = one_by_one(built.model, made.model, _on(few, device, progress))
                 _write(output, said, rows)
-            if row.before is None:
-                row.before = accuracy(model, _on(many, device, progress))
-                _write(output, said, rows)
+            row.before = accuracy(made.model, _on(many, device, progress))
+            _write(output, said, rows)
+        for kind in tuning:
+            model = replaced(kind).model
             random_seed(seed)
             fine_tune(model, _on(train, device, progress), len(train))
-            row.after = accuracy(model, _on(many, device, progress))
+            rows[kind].after = accuracy(model, _on(many, device, progress))
             _write(output, said, rows)
     found = [rows[kind] for kind in (DENSE, *(k for k in rows if k != DENSE))]
     write_file(output / FILES[1], format_structures(found))
@@ -197,8 +209,8 @@ def one_by_one(dense: Any, model: Any, batches: Iterable[tuple[torch.Tensor, tor
 def accuracy(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """In %."""
     model.eval()
-    right = [(model(images).argmax(1) == labels).cpu() for images, labels in batches]
-    return 100 * torch.cat(right).double().mean().item()
+    right = torch.cat([(model(images).argmax(1) == labels).cpu() for images, labels in batches])
+    return 100 * right.sum().item() / len(right)
 
 
 def fine_tune(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], updates: int) -> None:
@@ -235,7 +247,7 @@ def _kept(output: Path, said: dict[str, Any]) -> dict[str, Structure]:
     """What an earlier call has measured, if it was asked for the same."""
     path = output / FILES[0]
     if not path.exists():
-        output.mkdir(parents=True, exist_ok=True)
+        make_folders(output)
         return {}
     try:
         told = json.loads(path.read_text(encoding="utf-8"))

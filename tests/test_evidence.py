@@ -26,6 +26,7 @@ modules = load("evidence")
 evidence, make_subset, report = modules.evidence, modules.subset.make_subset, modules.report.report
 ROWS, parameters = modules.evidence_models.ROWS, modules.evidence_models.parameters
 OPTIMIZERS, optimizers = modules.evidence_models.OPTIMIZERS, modules.report.optimizers
+KERNELS, kernels = modules.evidence_models.KERNELS, modules.report.kernels
 
 RECIPE = yaml.safe_load(find_recipe("gmlp_pico4_10k").read_text())
 FROZEN = [f"blocks.{i}.mlp_channels.gate.proj.weight" for i in range(8)]
@@ -363,10 +364,25 @@ def test_the_table_of_optimizers_says_how_far_w_went(tmp_path: Path) -> None:
     assert "Other than the recipe" not in "".join(rows)  # since the row says so itself
 
 
+def test_the_table_of_kernels_counts_them_and_rows_differ_in_nothing_else(tmp_path: Path) -> None:
+    for row, top1 in (("nadamuon_dense", 40.0), ("nadamuon_dense+toeplitz", 42.0), ("adamw_dense+3x3", 41.0)):
+        finished(tmp_path, row, 0, top1, model_kwargs=KERNELS[row].model_kwargs, **KERNELS[row].options)
+    rows = kernels(tmp_path, [0], RECIPE).splitlines()
+    counts = {row.split(" | ")[0].strip("| "): row.split(" | ")[2] for row in rows[2:5]}
+    assert counts == {
+        "adamw_dense+3x3": f"{1_236_106 + 8 * 9:,}",
+        "nadamuon_dense": "1,236,106",
+        "nadamuon_dense+toeplitz": f"{1_236_106 + 8 * 15 * 15:,}",
+    }
+    assert "Other than the recipe" not in "".join(rows)
+    assert "Not run: adamw_dense seed 0, adamw_dense+toeplitz seed 0, nadamuon_dense+3x3 seed 0." in rows
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["table", "--epochs", "1"], "table takes no --epochs 1"),
+        (["kernels", "--epochs", "1"], "kernels takes no --epochs 1"),
         (["optimizers", "--epochs", "1"], "optimizers takes no --epochs 1"),
         (["table", "--recipe", "gmlp"], "no recipe is named 'gmlp'; there are gmlp_b16_in1k, "),
         (["images"], "images needs --data-dir"),

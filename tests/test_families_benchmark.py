@@ -1,5 +1,6 @@
 """benchmarks/speed/families.py and beside.py: what they measure and refuse, not how fast anything is."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,11 +30,13 @@ def nothing():
 class Theirs(torch.nn.Module):
     """A ViP that keeps its weights under the authors' names."""
 
-    def __init__(self, wrong: float = 1.0) -> None:
+    def __init__(self, wrong: float = 1.0, fails: bool = False) -> None:
         super().__init__()
-        self.inner, self.wrong = perturb(tiny("vip_s7")), wrong
+        self.inner, self.wrong, self.fails = perturb(tiny("vip_s7")), wrong, fails
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails and torch.compiler.is_exporting():
+            raise TypeError("their code asks for numpy")
         return self.inner(x) * self.wrong
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -92,6 +95,17 @@ def test_beside_others(theirs: Path, capsys: pytest.CaptureFixture) -> None:
     out = capsys.readouterr().out
     assert "| vip_s7 | eager | " in out
     assert "| vip_s7 | training | " in out
+
+
+@pytest.mark.long
+def test_beside_what_cannot_be_exported(theirs: Path, capsys: pytest.CaptureFixture) -> None:
+    theirs.write_text(THEIRS.replace("Theirs()", "Theirs(fails=True)"))
+    argv = ["vip_s7", "--theirs", f"{theirs}:make", "--batch", "1", "--rounds", "1"]
+    assert speed.beside.main([*argv, "--runtimes", "openvino"]) == 0
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(
+        r"\| vip_s7 \| openvino \| not exported \| \d+\.\d \| - \| - \| \(\w*Error: .*\)", row
+    )
 
 
 def test_beside_something_else(theirs: Path, capsys: pytest.CaptureFixture) -> None:

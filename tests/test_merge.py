@@ -1,5 +1,7 @@
 """Kernels beside W merged into W: in a live model, on the way into a plain one, in files of ours."""
 
+import copy
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -310,6 +312,16 @@ def test_a_folder_says_it_is_dense(tmp_path: Path) -> None:
     same(plain(images(2, 3, 40, 40)), expected)
 
 
+def test_a_kernel_that_is_asked_for_is_not_merged_at_once(tmp_path: Path) -> None:
+    plain = tiny()
+    file, out = save(plain, tmp_path / "plain.pth"), tmp_path / "start.pth"
+    report = convert_file(file, out, spatial="dense+3x3")
+    assert report.adapted[f"{GATE}.kernel"] == "0, since the file has no such kernel"
+    model = tiny(spatial="dense+3x3")
+    assert load_checkpoint(model, out).adapted == {}
+    same(model(images()), plain(images()))
+
+
 def test_export_merges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny(spatial="dense+toeplitz")
     file = save(model, tmp_path / "trained.pth")
@@ -324,3 +336,11 @@ def test_export_merges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     assert kernel_of("dense+toeplitz") in model.state_dict()
     assert gmlp_vision.merge is merge
+
+
+def test_the_code_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[1] / "docs/merging.md").read_text()
+    names = {"timm": timm, "copy": copy, "gmlp_vision": gmlp_vision}
+    for block in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S):
+        exec(compile(block, "merging.md", "exec"), names)
+    assert same_weights(names["plain"], merge(names["model"]))

@@ -15,7 +15,7 @@ from gmlp_vision.cli import main
 from gmlp_vision.layers.spatial import kind_of
 
 GATE = "blocks.0.mlp_channels.gate.proj"
-FITTED = ["toeplitz", "circulant", "axial", "rank:3", "block:2", "grid:2", "lrpe"]
+FITTED = ["toeplitz", "3x3", "circulant", "axial", "rank:3", "block:2", "grid:2", "lrpe"]
 every_kind = pytest.mark.parametrize("spatial", FITTED)
 
 

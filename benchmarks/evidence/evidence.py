@@ -3,10 +3,12 @@
     python benchmarks/evidence/evidence.py ROW --data-dir /data/cifar10 --scripts pytorch-image-models
     python benchmarks/evidence/evidence.py table
     python benchmarks/evidence/evidence.py optimizers
+    python benchmarks/evidence/evidence.py kernels
     python benchmarks/evidence/evidence.py images --data-dir /data/cifar10
 
-ROW is one of gmlp, frozen, constant, resmlp, mixer, vit, or {adamw, lamb, lars}_{1e-6, 1e-4, 1e-3}: an
-optimizer and the standard deviation of W at its start. `table` sums up the first six, `optimizers` the rest.
+ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}_{1e-6, 1e-4, 1e-3}, an
+optimizer and the standard deviation of W at its start; or {adamw, nadamuon}_{dense, dense+toeplitz,
+dense+3x3}, an optimizer and what W is. `table` sums up the first, `optimizers` and `kernels` the others.
 Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
 that are not known here go to train.py as they are. `images` makes the folder of the 10,000 images alone,
 which else the first row makes.
@@ -30,8 +32,8 @@ from typing import Any
 
 import torch
 import yaml
-from evidence_models import OPTIMIZERS, ROWS, Contender
-from report import folder_of, last_top1, machine, optimizers, read_options, report
+from evidence_models import KERNELS, OPTIMIZERS, ROWS, Contender
+from report import folder_of, kernels, last_top1, machine, optimizers, read_options, report
 from subset import make_subset
 from tqdm import tqdm
 
@@ -40,8 +42,8 @@ from gmlp_vision.errors import UserError
 from gmlp_vision.run import find_script
 from gmlp_vision.shipped import find_recipe
 
-ALL = {**ROWS, **OPTIMIZERS}
-TABLES = {"table": report, "optimizers": optimizers}
+ALL = {**ROWS, **OPTIMIZERS, **KERNELS}
+TABLES = {"table": report, "optimizers": optimizers, "kernels": kernels}
 SUBSET = "cifar10_10k"
 # What a row sets itself: train.py takes the last word, and the table would tell of the first.
 FIXED = ("-c", "--config", "--model", "--model-kwargs", "--device-modules", "--seed", "--experiment")
@@ -137,7 +139,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "row",
         choices=[*ALL, "images", *TABLES],
         metavar="ROW",
-        help=f"{rows}; or images, or table, or optimizers",
+        help=f"{rows}; or images, or {', or '.join(TABLES)}",
     )
     parser.add_argument(
         "--output", type=Path, default=Path("runs/evidence"), help="folder of the runs (%(default)s)"

@@ -82,6 +82,20 @@ OPTIMIZERS["lamb_undecayed"] = Contender(
     {"opt": "lamb", "lr": "1e-2"},
 )
 
+# Does a shared kernel beside W help? `dense+...` is merged into W after training.
+KERNELS = {
+    f"{opt}_{spatial}": Contender(f"{name}, {title}", "gmlp_pico4", {"spatial": spatial}, options)
+    for opt, name, options in (
+        ("adamw", "AdamW", {}),
+        ("nadamuon", "NAdaMuon", {"opt": "nadamuon", "lr": "4e-3"}),
+    )
+    for spatial, title in (
+        ("dense", "W alone"),
+        ("dense+toeplitz", "W and a number for each offset"),
+        ("dense+3x3", "W and a 3 x 3 kernel"),
+    )
+}
+
 
 def parameters(contender: Contender, model_kwargs: Mapping[str, Any]) -> int:
     """The number of its parameters, frozen ones too."""

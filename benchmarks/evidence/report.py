@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import timm
 import torch
 import yaml
-from evidence_models import OPTIMIZERS, ROWS, Contender, parameters
+from evidence_models import KERNELS, OPTIMIZERS, ROWS, Contender, parameters
 
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract
@@ -89,14 +89,24 @@ def read_runs(output: Path, rows: Iterable[str], seeds: Sequence[int]) -> dict[t
 def report(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
     """What gMLP and others learn: the table in Markdown, what is missing from it, where runs left the recipe,
     and the machines."""
+    return models(ROWS, output, seeds, recipe)
 
+
+def kernels(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
+    """What a shared kernel beside W gives: as `report`. The parameters are those in training."""
+    return models(KERNELS, output, seeds, recipe)
+
+
+def models(
+    rows: Mapping[str, Contender], output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]
+) -> str:
     def line(row: str, runs: Mapping[int, Run]) -> list[str]:
         options = next(iter(runs.values())).options
         minutes = statistics.mean(run.seconds for run in runs.values()) / 60
-        count = parameters(ROWS[row], options.get("model_kwargs", {}))
-        return [ROWS[row].title, f"{count:,}", ", ".join(map(str, runs)), *top1(runs), f"{minutes:.1f}"]
+        count = parameters(rows[row], options.get("model_kwargs", {}))
+        return [rows[row].title, f"{count:,}", ", ".join(map(str, runs)), *top1(runs), f"{minutes:.1f}"]
 
-    return table(ROWS, COLUMNS, line, read_runs(output, ROWS, seeds), seeds, recipe)
+    return table(rows, COLUMNS, line, read_runs(output, rows, seeds), seeds, recipe)
 
 
 def optimizers(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:

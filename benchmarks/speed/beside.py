@@ -28,6 +28,7 @@ from gmlp_vision import load_checkpoint
 from gmlp_vision.errors import UserError
 
 RUNTIMES = ("eager", "training", "bf16", "openvino")
+DEVICE = torch.device("cpu")
 TOLERANCE = 1e-4  # of the largest logit, in float32
 
 
@@ -107,21 +108,24 @@ def compare(args: argparse.Namespace) -> None:
     difference = ((expected - found).abs().max() / expected.abs().max()).item()
     if not difference <= TOLERANCE:
         raise UserError(f"{args.name}: the logits differ by {difference:.2g} of the largest; nothing to time")
-    where = machine(torch.device("cpu"))
+    where = machine(DEVICE)
     print(f"{where['date']}, {where['cpu']}, {torch.get_num_threads()} threads, batch {args.batch}")
     print(where["versions"], where["variables"] or "")
     print(f"{args.name}: logits within {difference:.1g} of the largest")
     for runtime in tqdm(args.runtimes, unit="runtime"):
+        here = call_of(runtime, ours, x)
         try:
-            calls = {who: call_of(runtime, model, x) for who, model in (("theirs", theirs), ("ours", ours))}
+            there = call_of(runtime, theirs, x)
         except Exception as error:  # code of others may not be exported
-            print(f"| {args.name} | {runtime} | cannot be exported: {type(error).__name__} |")
+            rate = args.batch / statistics.median(take_turns({"ours": here}, args.rounds, DEVICE)["ours"])
+            why = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+            print(f"| {args.name} | {runtime} | not exported | {rate:.1f} | - | - | ({why})", flush=True)
             continue
-        taken = take_turns(calls, args.rounds, torch.device("cpu"))
+        taken = take_turns({"theirs": there, "ours": here}, args.rounds, DEVICE)
         each = [t / o for t, o in zip(taken["theirs"], taken["ours"], strict=True)]
-        there, here = (args.batch / statistics.median(taken[who]) for who in ("theirs", "ours"))
+        rates = [f"{args.batch / statistics.median(taken[who]):.1f}" for who in ("theirs", "ours")]
         print(
-            f"| {args.name} | {runtime} | {there:.1f} | {here:.1f} | **{statistics.median(each):.2f}** | "
+            f"| {args.name} | {runtime} | {rates[0]} | {rates[1]} | **{statistics.median(each):.2f}** | "
             f"{min(each):.2f} to {max(each):.2f} |",
             flush=True,
         )

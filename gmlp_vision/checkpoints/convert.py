@@ -80,8 +80,9 @@ def convert_file(
         prefix=prefix,
         spatial=spatial,
     )
-    report_merged(kernels_of(built.model), built.report)
-    merge(built.model)
+    if spatial is None:  # else it is what was asked for
+        report_merged(kernels_of(built.model), built.report)
+        merge(built.model)
     if dtype is not None:
         built.report.notes += _cast(built.model, dtype, built.title)
     if not is_file_name(out):

@@ -23,7 +23,8 @@ class SharedKernel(Structured):
     It can be no other W than a dense one, but learns otherwise: what is alike at all tokens is in k, where
     each of them teaches it. The kernel of the derived class is merged into V by `gmlp_vision.merge`, exactly.
 
-    A call adds k to V, so it is as fast as a dense W: the sum is little beside the product.
+    A call adds the matrix of k to V, which is little beside the product for a batch, and then is a dense
+    one, in its fast form too.
 
     On another grid W is that of the dense one, R W S (layers/resample.py), k keeps the number of each offset,
     counted in tokens, and V is the rest. So it does not matter whether a model is merged before it is carried
