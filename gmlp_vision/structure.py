@@ -209,8 +209,8 @@ def one_by_one(dense: Any, model: Any, batches: Iterable[tuple[torch.Tensor, tor
 def accuracy(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """In %."""
     model.eval()
-    right = [(model(images).argmax(1) == labels).cpu() for images, labels in batches]
-    return 100 * torch.cat(right).double().mean().item()
+    right = torch.cat([(model(images).argmax(1) == labels).cpu() for images, labels in batches])
+    return 100 * right.sum().item() / len(right)
 
 
 def fine_tune(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], updates: int) -> None:

@@ -1,12 +1,14 @@
 """All kinds of W: each is its explicit matrix, goes to other grids by a rule, and is the nearest one."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
-from tiny import images, perturb
+from tiny import images, perturb, same, tiny
 from torch import nn
 
+from gmlp_vision.export import export_model
 from gmlp_vision.layers import SpatialProjection
 from gmlp_vision.layers.ask import operators
 from gmlp_vision.layers.resample import Grid, resample_operator
@@ -153,6 +155,19 @@ def test_every_form_of_a_circulant(grid: Grid) -> None:
     expected = map_tokens_by_group(x, layer.matrix(), layer.bias)
     for form in (layer, torch.export.export(layer, (x,)).module(), torch.jit.script(layer)):
         torch.testing.assert_close(form(x), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+@pytest.mark.parametrize("spatial", ["block:2", "grid:2"])  # test_contract.py has kinds of registered names
+def test_every_form_of_a_model_without_a_name_of_its_own(spatial: str, tmp_path: Path) -> None:
+    model = tiny(spatial=spatial)
+    expected = model(images())
+    dynamic = ({0: torch.export.Dim("batch")},)
+    same(torch.jit.script(model)(images()), expected)
+    same(torch.export.export(model, (images(),), dynamic_shapes=dynamic).module()(images()), expected)
+    same(torch.compile(model, fullgraph=True, backend="aot_eager")(images()), expected)
+    assert export_model(model, tmp_path / "model.onnx", "onnx", dynamic_batch=True).difference < 1e-4
 
 
 # -- what each is -------------------------------------------------------------------------------------------
