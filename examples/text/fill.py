@@ -1,0 +1,82 @@
+"""Prints what a trained model puts for the masked bytes of a text:
+
+    python fill.py "def __init__(s?lf" --mask "?"
+
+Where there is no run yet it trains one first (train.py split, about a minute and a half).
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from corpus import MASK, N, windows
+from model import ROWS, TextModel
+from results import HERE
+
+import train
+
+SURROUNDINGS = 32  # the text is read in the middle of as many pieces of code
+
+
+def fill(model: TextModel, text: str, hidden: str, count: int) -> list[list[tuple[str, float]]]:
+    """For each masked byte the likeliest ones, and how likely, in %.
+
+    The model knows pieces of 128 bytes from the midst of files. So the text stands as a line of its own in
+    such pieces, of files that were not trained on, and the probabilities are averaged over them.
+
+    Raises:
+        ValueError: No byte is masked, or the text is too long.
+    """
+    first, *others = text.split(hidden)
+    line = [*first.encode(), *(symbol for part in others for symbol in (MASK, *part.encode()))]
+    if MASK not in line:
+        raise ValueError(f"no {hidden!r} is in the text: put one where a byte is to be found, or give --mask")
+    if len(line) > N - 2:
+        raise ValueError(
+            f"the text has {len(line)} bytes; expected at most {N - 2}, what the model reads at once"
+        )
+    seen = windows("tune", SURROUNDINGS, torch.Generator().manual_seed(0))
+    start = (N - len(line)) // 2
+    seen[:, start - 1], seen[:, start + len(line)] = ord("\n"), ord("\n")
+    seen[:, start : start + len(line)] = torch.tensor(line)
+    asked = torch.zeros_like(seen, dtype=torch.bool)
+    asked[:, start : start + len(line)] = torch.tensor(line) == MASK
+    with torch.inference_mode():
+        odds = model.eval()(seen, asked).softmax(-1).unflatten(0, (SURROUNDINGS, -1)).mean(0)
+    return [[(shown(byte), 100 * p) for p, byte in zip(*row.topk(count), strict=True)] for row in odds]
+
+
+def shown(byte: torch.Tensor) -> str:
+    return repr(chr(byte)) if byte < 128 else f"0x{byte:02x}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("text")
+    parser.add_argument("--mask", default="?", help="what stands for a masked byte in the text")
+    parser.add_argument("--count", type=int, default=5, help="how many bytes to print for each")
+    parser.add_argument("--run", default="split.0", help="the run whose weights are used, by its name")
+    parser.add_argument("--out", type=Path, default=HERE / "runs", help="the folder of the runs")
+    args = parser.parse_args(argv)
+    file, (row, seed) = args.out / f"{args.run}.pt", [*args.run.split("."), "0"][:2]
+    if row not in ROWS or not seed.isdigit():
+        parser.error(f"--run is {args.run!r}; expected ROW.SEED, with a row of {', '.join(ROWS)}")
+    if not args.mask or not 1 <= args.count <= MASK:
+        parser.error(f"--mask must not be empty, and --count must be 1 to {MASK}")
+    if not file.exists():
+        print(f"there is no {file} yet: training it first, about a minute and a half on one idle core")
+        train.main([row, "--seed", seed, "--out", str(args.out)])
+    model = TextModel(*ROWS[row])
+    model.load_state_dict(torch.load(file))
+    try:
+        found = fill(model, args.text, args.mask, args.count)
+    except ValueError as error:
+        parser.error(str(error))
+    for place, best in enumerate(found, 1):
+        print(f"{place}: " + ", ".join(f"{byte} {odds:.1f} %" for byte, odds in best))
+
+
+if __name__ == "__main__":
+    main()
