@@ -1,16 +1,22 @@
 """Draws figure.png as the paper's Figures 4 and 9 are: `python figure.py`, from the W in results/.
 
 A column a layer. Rows of pictures: W (128 x 128) before, after, and after training on lines that always
-start at position 0; then the row of W of token 64, the middle one: what it takes from the bytes around it.
+start at position 0. Below, what a byte takes from those around it: the row of W of the middle one, and the
+mean of all rows, each with its own byte in the middle; then the same row of a W that is Toeplitz by nature.
 """
 
 import argparse
+import io
 from pathlib import Path
 
 import torch
+from corpus import N
 from matplotlib.figure import Figure
 from model import ROWS, TextModel
+from PIL import Image
 from results import HERE, read_weights, shares, spatial_weights
+
+from gmlp_vision.filters import toeplitz_average
 
 TOKEN = 64
 REACH = 24  # bytes to each side of it that are drawn
@@ -24,36 +30,48 @@ def before(seed: int) -> torch.Tensor:
     return weights
 
 
-def draw(rows: dict[str, torch.Tensor], curves: dict[str, torch.Tensor]) -> Figure:
+def draw(pictures: dict[str, torch.Tensor], dense: torch.Tensor, toeplitz: torch.Tensor) -> Figure:
     """
     Args:
-        rows: W of each layer, (6, N, N), a row of pictures each.
-        curves: The same, for the curves below.
+        pictures: W of each layer, (6, N, N), a row of pictures each.
+        dense, toeplitz: The same, for the curves below.
     """
-    depth = len(next(iter(rows.values())))
-    figure = Figure(figsize=(1.5 * depth + 0.5, 1.72 * len(rows) + 1.5), layout="constrained")
-    axes = figure.subplots(len(rows) + 1, depth, height_ratios=[1] * len(rows) + [0.75], squeeze=False)
-    for line, (name, weights) in zip(axes, rows.items(), strict=False):
+    depth = len(dense)
+    figure = Figure(figsize=(1.5 * depth + 0.5, 1.72 * len(pictures) + 2.6), layout="constrained")
+    ratios = [1.0] * len(pictures) + [0.7, 0.7]
+    axes = figure.subplots(len(ratios), depth, height_ratios=ratios)
+    for row, (name, weights) in zip(axes, pictures.items(), strict=False):
         told = shares(weights)
         assert told is not None
-        for layer, ax in enumerate(line):
+        for layer, ax in enumerate(row):
             limit = weights[layer].abs().quantile(0.999).item()
             ax.imshow(weights[layer], cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="antialiased")
             ax.set(xticks=[], yticks=[])
             ax.set_xlabel(f"Toeplitz share {told['all'][layer]:.2f}", fontsize=7)
-        line[0].set_ylabel(name, fontsize=8)
+        row[0].set_ylabel(name, fontsize=8)
     for layer, ax in enumerate(axes[0]):
         ax.set_title(f"layer {layer}", fontsize=8)
-    offsets = torch.arange(-REACH, REACH + 1)
-    for layer, ax in enumerate(axes[-1]):
-        ax.axhline(0, color="0.8", linewidth=0.6)
-        for name, weights in curves.items():
-            ax.plot(offsets, weights[layer, TOKEN, TOKEN + offsets], linewidth=0.9, label=name)
-        ax.tick_params(labelsize=6)
-        ax.set_xlabel("bytes away", fontsize=7)
-    axes[-1][0].set_ylabel(f"row {TOKEN} of W", fontsize=8)
-    axes[-1][-1].legend(fontsize=5, frameon=False)
+    around = torch.arange(-REACH, REACH + 1)
+    for layer, (above, below) in enumerate(axes[-2:].T):
+        mean = toeplitz_average(dense[layer], (1, N)).flatten()
+        above.plot(around, dense[layer, TOKEN, TOKEN + around], linewidth=0.5, label=f"row {TOKEN}")
+        above.plot(around, mean[N - 1 + around], linewidth=1.2, label="mean row")
+        below.plot(around, toeplitz[layer, TOKEN, TOKEN + around], linewidth=1.2, color="tab:green")
+        below.set_xlabel("bytes away", fontsize=7)
+        for ax in (above, below):
+            ax.axhline(0, color="0.8", linewidth=0.6, zorder=0)
+            ax.tick_params(labelsize=6)
+    axes[-2][0].set_ylabel("dense W", fontsize=8)
+    axes[-1][0].set_ylabel("Toeplitz W", fontsize=8)
+    axes[-2][-1].legend(fontsize=5, frameon=False)
     return figure
+
+
+def write_picture(figure: Figure, path: Path) -> None:
+    """In 64 colours: W is mostly noise, which no picture file makes small."""
+    whole = io.BytesIO()
+    figure.savefig(whole, dpi=100)
+    Image.open(whole).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -69,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
             parser.error(f"there is no {path}: make it with train.py {row} --out {args.folder}")
     split, lines, toeplitz = (read_weights(path) for path in found.values())
     rows = {"W before": before(0), "W after": split, "W after,\nlines from position 0": lines}
-    draw(rows, {"dense W": split, "Toeplitz W": toeplitz}).savefig(args.output, dpi=130)
+    write_picture(draw(rows, split, toeplitz), args.output)
 
 
 if __name__ == "__main__":

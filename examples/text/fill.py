@@ -2,7 +2,7 @@
 
     python fill.py "def __init__(s?lf" --mask "?"
 
-Where there is no run yet it trains one first (train.py split, about a minute and a half).
+Where there is no run yet it trains one first, about 3 minutes: the split unit, longer than in the table.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from results import HERE
 
 import train
 
+STEPS = 800
 SURROUNDINGS = 32  # the text is read in the middle of as many pieces of code
 
 
@@ -57,17 +58,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("text")
     parser.add_argument("--mask", default="?", help="what stands for a masked byte in the text")
     parser.add_argument("--count", type=int, default=5, help="how many bytes to print for each")
-    parser.add_argument("--run", default="split.0", help="the run whose weights are used, by its name")
+    parser.add_argument("--run", default="fill", help="whose weights: this program's own, or ROW.SEED")
     parser.add_argument("--out", type=Path, default=HERE / "runs", help="the folder of the runs")
     args = parser.parse_args(argv)
-    file, (row, seed) = args.out / f"{args.run}.pt", [*args.run.split("."), "0"][:2]
-    if row not in ROWS or not seed.isdigit():
-        parser.error(f"--run is {args.run!r}; expected ROW.SEED, with a row of {', '.join(ROWS)}")
+    row, _, seed = ("split.0" if args.run == "fill" else args.run).partition(".")
+    if row not in ROWS or not seed.isdecimal():
+        parser.error(f"--run is {args.run!r}; expected fill, or ROW.SEED with a row of {', '.join(ROWS)}")
     if not args.mask or not 1 <= args.count <= MASK:
         parser.error(f"--mask must not be empty, and --count must be 1 to {MASK}")
+    file = args.out / f"{args.run}.pt"
     if not file.exists():
-        print(f"there is no {file} yet: training it first, about a minute and a half on one idle core")
-        train.main([row, "--seed", seed, "--out", str(args.out)])
+        print(f"there is no {file} yet: training it first, about 3 minutes on one idle core")
+        steps = STEPS if args.run == "fill" else train.STEPS
+        train.main([row, "--seed", seed, "--steps", str(steps), "--name", args.run, "--out", str(args.out)])
     model = TextModel(*ROWS[row])
     model.load_state_dict(torch.load(file))
     try:

@@ -155,12 +155,17 @@ def layers(runs: Runs) -> str:
     """The Toeplitz share of each layer, mean over the seeds."""
     depth = 6
     lines = [
-        "| W of | positions | at the start | " + " | ".join(f"layer {i}" for i in range(depth)) + " |",
+        "| trained on | positions | at the start | " + " | ".join(f"layer {i}" for i in range(depth)) + " |",
         "|" + "---|" * (depth + 3),
     ]
-    for row, name in (("split", "pieces"), ("lines", "lines that start at position 0")):
+    trained = {
+        ("split", "nadamuon"): "pieces",
+        ("split", "adamw"): "pieces, AdamW",
+        ("lines", "nadamuon"): "lines that start at position 0",
+    }
+    for (row, opt), name in trained.items():
         for part, which in (("all", f"all {N}"), ("first", f"first {FIRST}")):
-            if found := of(runs, row):
+            if found := of(runs, row, opt):
                 ends = [run["toeplitz_share"]["end"][part] for run in found]
                 means = " | ".join(f"{statistics.mean(x):.3f}" for x in zip(*ends, strict=True))
                 start = statistics.mean(share("start", part)(run) for run in found)
