@@ -19,11 +19,8 @@ STEPS = 800
 SURROUNDINGS = 32  # the text is read in the middle of as many pieces of code
 
 
-def fill(model: TextModel, text: str, hidden: str, count: int) -> list[list[tuple[str, float]]]:
-    """For each masked byte the likeliest ones, and how likely, in %.
-
-    The model knows pieces of 128 bytes from the midst of files. So the text stands as a line of its own in
-    such pieces, of files that were not trained on, and the probabilities are averaged over them.
+def symbols(text: str, hidden: str) -> list[int]:
+    """The bytes of a text, MASK for each `hidden`.
 
     Raises:
         ValueError: No byte is masked, or the text is too long.
@@ -33,22 +30,27 @@ def fill(model: TextModel, text: str, hidden: str, count: int) -> list[list[tupl
     if MASK not in line:
         raise ValueError(f"no {hidden!r} is in the text: put one where a byte is to be found, or give --mask")
     if len(line) > N - 2:
-        raise ValueError(
-            f"the text has {len(line)} bytes; expected at most {N - 2}, what the model reads at once"
-        )
+        raise ValueError(f"the text has {len(line)} bytes; expected at most {N - 2}, to be read at once")
+    return line
+
+
+def fill(model: TextModel, line: list[int], count: int) -> list[list[tuple[str, float]]]:
+    """For each masked byte the likeliest ones, and how likely, in %.
+
+    The model knows pieces of 128 bytes from the midst of files. So the text stands as a line of its own in
+    such pieces, of files that were not trained on, and the probabilities are averaged over them.
+    """
     seen = windows("tune", SURROUNDINGS, torch.Generator().manual_seed(0))
     start = (N - len(line)) // 2
     seen[:, start - 1], seen[:, start + len(line)] = ord("\n"), ord("\n")
     seen[:, start : start + len(line)] = torch.tensor(line)
-    asked = torch.zeros_like(seen, dtype=torch.bool)
-    asked[:, start : start + len(line)] = torch.tensor(line) == MASK
     with torch.inference_mode():
-        odds = model.eval()(seen, asked).softmax(-1).unflatten(0, (SURROUNDINGS, -1)).mean(0)
+        odds = model.eval()(seen, seen == MASK).softmax(-1).unflatten(0, (SURROUNDINGS, -1)).mean(0)
     return [[(shown(byte), 100 * p) for p, byte in zip(*row.topk(count), strict=True)] for row in odds]
 
 
 def shown(byte: torch.Tensor) -> str:
-    return repr(chr(byte)) if byte < 128 else f"0x{byte:02x}"
+    return repr(chr(byte)) if byte < 128 else f"0x{int(byte):02x}"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -66,6 +68,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--run is {args.run!r}; expected fill, or ROW.SEED with a row of {', '.join(ROWS)}")
     if not args.mask or not 1 <= args.count <= MASK:
         parser.error(f"--mask must not be empty, and --count must be 1 to {MASK}")
+    try:
+        line = symbols(args.text, args.mask)
+    except ValueError as error:
+        parser.error(str(error))
     file = args.out / f"{args.run}.pt"
     if not file.exists():
         print(f"there is no {file} yet: training it first, about 3 minutes on one idle core")
@@ -73,11 +79,7 @@ def main(argv: list[str] | None = None) -> None:
         train.main([row, "--seed", seed, "--steps", str(steps), "--name", args.run, "--out", str(args.out)])
     model = TextModel(*ROWS[row])
     model.load_state_dict(torch.load(file))
-    try:
-        found = fill(model, args.text, args.mask, args.count)
-    except ValueError as error:
-        parser.error(str(error))
-    for place, best in enumerate(found, 1):
+    for place, best in enumerate(fill(model, line, args.count), 1):
         print(f"{place}: " + ", ".join(f"{byte} {odds:.1f} %" for byte, odds in best))
 
 
