@@ -2,7 +2,7 @@
 
     python fill.py "def __init__(s?lf" --mask "?"
 
-Where there is no run yet it trains one first, about 3 minutes: the split unit, longer than in the table.
+Where there is no run yet it trains one first, about 3 minutes: Toeplitz W, longer than in the table.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", default="fill", help="whose weights: this program's own, or ROW.SEED")
     parser.add_argument("--out", type=Path, default=HERE / "runs", help="the folder of the runs")
     args = parser.parse_args(argv)
-    row, _, seed = ("split.0" if args.run == "fill" else args.run).partition(".")
+    row, _, seed = ("toeplitz.0" if args.run == "fill" else args.run).partition(".")
     if row not in ROWS or not seed.isdecimal():
         parser.error(f"--run is {args.run!r}; expected fill, or ROW.SEED with a row of {', '.join(ROWS)}")
     if not args.mask or not 1 <= args.count <= MASK:
