@@ -9,6 +9,7 @@ import argparse
 import io
 from pathlib import Path
 
+import numpy as np
 import torch
 from corpus import N
 from matplotlib.figure import Figure
@@ -45,18 +46,20 @@ def draw(pictures: dict[str, torch.Tensor], dense: torch.Tensor, toeplitz: torch
         assert told is not None
         for layer, ax in enumerate(row):
             limit = weights[layer].abs().quantile(0.999).item()
-            ax.imshow(weights[layer], cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="antialiased")
+            ax.imshow(
+                weights[layer].numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="antialiased"
+            )
             ax.set(xticks=[], yticks=[])
             ax.set_xlabel(f"Toeplitz share {told['all'][layer]:.2f}", fontsize=7)
         row[0].set_ylabel(name, fontsize=8)
     for layer, ax in enumerate(axes[0]):
         ax.set_title(f"layer {layer}", fontsize=8)
-    around = torch.arange(-REACH, REACH + 1)
+    around = np.arange(-REACH, REACH + 1)
     for layer, (above, below) in enumerate(axes[-2:].T):
-        mean = toeplitz_average(dense[layer], (1, N)).flatten()
-        above.plot(around, dense[layer, TOKEN, TOKEN + around], linewidth=0.5, label=f"row {TOKEN}")
+        mean = toeplitz_average(dense[layer], (1, N)).flatten().numpy()
+        above.plot(around, dense[layer, TOKEN].numpy()[TOKEN + around], linewidth=0.5, label=f"row {TOKEN}")
         above.plot(around, mean[N - 1 + around], linewidth=1.2, label="mean row")
-        below.plot(around, toeplitz[layer, TOKEN, TOKEN + around], linewidth=1.2, color="tab:green")
+        below.plot(around, toeplitz[layer, TOKEN].numpy()[TOKEN + around], linewidth=1.2, color="tab:green")
         below.set_xlabel("bytes away", fontsize=7)
         for ax in (above, below):
             ax.axhline(0, color="0.8", linewidth=0.6, zorder=0)

@@ -131,7 +131,7 @@ def _answer(t: float | None) -> str:
 
 def claims(runs: Runs) -> str:
     split, first = of(runs, "split"), share("end", "first")
-    near = f"share, first {FIRST} positions"
+    near = f"first {FIRST} positions"
     lines = [
         "| claim | left | right | t | holds |",
         "|---|---|---|---|---|",
@@ -144,9 +144,14 @@ def claims(runs: Runs) -> str:
         less("loss: split, Muon < split, AdamW", split, of(runs, "split", "adamw")),
         above("Toeplitz share of dense W > a random matrix's", split, "all"),
         above(f"the same, {near}", split, "first"),
-        less("Toeplitz share: trained on lines < on pieces", of(runs, "lines"), split, share("end", "all")),
+        less(
+            "Toeplitz share of dense W: trained on lines < on pieces",
+            of(runs, "lines"),
+            split,
+            share("end", "all"),
+        ),
         less(f"the same, {near}", of(runs, "lines"), split, first),
-        above(f"trained on lines: share > a random matrix's, {near}", of(runs, "lines"), "first"),
+        above(f"trained on lines > a random matrix's, {near}", of(runs, "lines"), "first"),
     ]
     return "\n".join(lines)
 
