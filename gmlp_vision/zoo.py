@@ -20,7 +20,6 @@ from gmlp_vision.checkpoints.hub import WEIGHTS
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters.extract import find
 from gmlp_vision.layers.grid_tied import any_size
-from gmlp_vision.trunks import Trunk
 
 # What a family's `VERIFIED` may say, and what that means.
 EVIDENCE = {
@@ -119,9 +118,7 @@ def describe(name: str) -> Name:
 
 
 def size_rule(model: Any) -> str:
-    """'free', 'resampled' or 'fixed'; a class of timm's says only whether it is fixed."""
-    if not isinstance(model, Trunk):
-        return "fixed" if timm.models.get_model_input_config(model)["fixed_input_size"] else "free"
+    """'free', 'resampled' or 'fixed', and in which steps."""
     rule, _ = any_size(model)
     step = max(getattr(model, "size_step", (1, 1)))
     return f"{rule}, in steps of {step} px" if step > 1 and rule != "fixed" else rule

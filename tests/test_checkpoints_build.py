@@ -12,7 +12,7 @@ from timm.models.mlp_mixer import Affine, ResBlock
 from tiny import images, perturb, same, same_weights, tiny
 from torch import nn
 
-from gmlp_vision import CheckpointError, load_checkpoint
+from gmlp_vision import CheckpointError, load_checkpoint, set_input_size
 from gmlp_vision.checkpoints import build, convert_file, describe
 from gmlp_vision.checkpoints.names import from_ours
 from gmlp_vision.errors import UserError
@@ -94,6 +94,13 @@ def test_the_widest_of_the_files_dtypes_holds_all_its_numbers(dtypes: tuple) -> 
     assert same_weights(built.model, {k: v.float() for k, v in state.items()})
 
 
+def test_a_folder_of_a_registered_size_is_called_by_its_name(tmp_path: Path) -> None:
+    """Though timm writes the pooling into its config, as an argument of the model."""
+    path = saved(timm.create_model("gmlp_pico4"), tmp_path / "x.pth")
+    convert_file(path, tmp_path / "d", img_size=(40, 24))
+    assert describe(tmp_path / "d")["architecture"] == "gmlp_pico4"
+
+
 # -- timm's own mixers ---------------------------------------------------------------------------------------
 
 REGISTERED = {
@@ -133,8 +140,9 @@ def test_a_mixer_of_timm_of_no_registered_size(kind: str, tmp_path: Path) -> Non
     assert same_weights(build(tmp_path / "y.safetensors").model, source)
     with pytest.raises(UserError, match=r"no registered size.*give the name of a file"):
         convert_file(path, tmp_path / "folder")
-    with pytest.raises(CheckpointError, match=r"no rule for another image size than the file's, 32 x 32"):
-        build(path, img_size=(64, 64))
+    larger = build(path, img_size=(64, 40)).model
+    set_input_size(source, (64, 40))
+    assert same_weights(larger, source)
 
 
 def test_the_grid_of_a_mixer_of_timm() -> None:

@@ -20,7 +20,8 @@ GROUND_UP = [
     {"atomic"},
     {"shipped"},
     {"layers.observed", "layers.resample", "layers.linear", "layers.precision", "layers.windows"},
-    {"layers.ask", "layers.fast_form", "layers.grid_tied", "layers.offsets", "layers.structured"},
+    {"layers.ask", "layers.fast_form", "layers.sized", "layers.tied_linear"},
+    {"layers.grid_tied", "layers.offsets", "layers.structured"},
     {
         "layers.axial",
         "layers.cells",
@@ -51,7 +52,7 @@ RANKS = {room: rank for rank, rooms in enumerate(GROUND_UP) for room in rooms}
 # Private names of timm that have no public twin; the place of each import says why it is needed.
 ALLOWED_PRIVATE = {
     ("trunks.trunk", "timm.models._input", "update_model_args"),
-    ("trunks.trunk", "timm.models._input", "update_model_input_size"),
+    ("trunks.input_size", "timm.models._input", "update_model_input_size"),
 }
 
 

@@ -83,7 +83,7 @@ def test_what_is_said_of_a_name() -> None:
     assert (deep.any_size, deep.filters, deep.licence, deep.top1) == ("free", (), "", None)
     assert "shift" in deep.no_filters[0]
     resmlp = describe("resmlp_12_224")
-    assert resmlp.any_size == "fixed"
+    assert resmlp.any_size == "resampled"
     assert len(resmlp.weights) == 3
     ff = describe("ff_ti16")
     assert ff.licence == "unknown"

@@ -1,6 +1,5 @@
 """A source to a model that holds its weights: any file, folder, hub repository, model name or state dict."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -11,9 +10,9 @@ import torch
 
 from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.adapt import account, grid_note
-from gmlp_vision.checkpoints.candidates import Identity, fits
+from gmlp_vision.checkpoints.candidates import Identity
 from gmlp_vision.checkpoints.exchange import adapt_kinds, as_in_file
-from gmlp_vision.checkpoints.grid import SourceSize, first_that_fits, source_size, stem_of
+from gmlp_vision.checkpoints.grid import SourceSize, source_size, stem_of
 from gmlp_vision.checkpoints.identify import identify
 from gmlp_vision.checkpoints.names import Tensors
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
@@ -24,6 +23,7 @@ from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.checkpoints.values import check_memory, check_values
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.sized import sized
 
 PREPROCESSING: dict[str, Any] = {"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)}
 
@@ -116,7 +116,7 @@ def build(
     made.load_state_dict(adapt_kinds(account(identity.tensors, like, report), like, made, report, size))
     if size is None:  # a tensor is misshapen, and adapt has said which
         raise CheckpointError(f"{checkpoint.source}: no image size gives its tensors their shapes")
-    if size.grids or not hasattr(made, "grids"):  # else no tensor depends on it
+    if size.grids:  # else no tensor depends on it
         report.add_note(grid_note(size))
         report.doubtful = size.doubtful
     title = checkpoint.source
@@ -129,28 +129,9 @@ def size_of(identity: Identity, checkpoint: Checkpoint, grid: Grid | None = None
     """The image size of an identified checkpoint; None where no size gives its tensors their shapes.
 
     Raises:
-        CheckpointError: As `source_size`; for one of timm's own also a tensor missing or too many.
+        CheckpointError: As `source_size`.
     """
-    if hasattr(identity.model, "grids"):
-        return source_size(identity.tensors, identity.model, checkpoint.config, grid, own=False)
-    account(identity.tensors, identity.model, Report(checkpoint.source))
-    reduction = stem_of(identity.model, {}).reduction
-
-    # timm's own: nothing tells which of its tensors belong to a grid, so the model is made at each size
-    def at(image: Grid) -> dict[str, Grid] | None:
-        if image[0] < reduction[0] or image[1] < reduction[1]:
-            return None
-        return {} if fits(identity.tensors, identity.create(device="meta", img_size=image)) else None
-
-    side = math.isqrt(math.prod(identity.args["img_size"]))
-    return first_that_fits(
-        at,
-        reduction,
-        checkpoint.config,
-        grid,
-        pretrained_cfg=identity.model.pretrained_cfg,
-        squares=[(side, side)],
-    )
+    return source_size(identity.tensors, identity.model, checkpoint.config, grid, own=False)
 
 
 def widest(tensors: Tensors) -> torch.dtype:
@@ -174,15 +155,12 @@ def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None,
         kwargs.pop("img_size")
         if size is not None:
             kwargs["img_size"] = size.image
-    elif size is not None and kwargs["img_size"] != size.image and not hasattr(identity.model, "grids"):
-        raise CheckpointError(
-            f"{checkpoint.source} holds a model of timm's own, which has no rule for another image size than "
-            f"the file's, {size.image[0]} x {size.image[1]}"
-        )
     if identity.name is not None:
         kwargs["pretrained_cfg_overlay"] = _preprocessing(checkpoint.config)
     kwargs.update(in_chans=identity.in_chans, dtype=widest(identity.tensors))
-    check_memory(identity.create(**kwargs, device="meta"), identity.tensors)
+    planned = identity.create(**kwargs, device="meta")
+    sized(planned).sizes(None, None)  # timm's own would drop what the patch leaves of an image
+    check_memory(planned, identity.tensors)
     return identity.create(**kwargs)
 
 

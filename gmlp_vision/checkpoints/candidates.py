@@ -71,10 +71,7 @@ def create(family: ModuleType, name: str | None, args: Mapping[str, Any]) -> Any
     """A model of a family, by a registered name or, without one, by the family's class."""
     if name is not None:
         return timm.create_model(name, **args)
-    model = family.MODEL(**args)
-    cfg: Any = timm.models.get_pretrained_cfg(families.names_of(family)[0])
-    model.pretrained_cfg = {"first_conv": cfg.first_conv, "classifier": cfg.classifier}
-    return model
+    return family.MODEL(**args)
 
 
 def fits(tensors: Tensors, model: Any) -> bool:
@@ -87,7 +84,7 @@ def fits(tensors: Tensors, model: Any) -> bool:
     free = {f"{part(model, 'first_conv')}.weight": [1]}
     for layer, module in tied_layers(model).items():
         for key, rule in module.RULES.items():
-            free[f"{layer}.{key}"] = list(range(len(rule.leading(module.grid_size))))
+            free[f"{layer}.{key}"] = list(rule.axes)
     return own.keys() == file.keys() and all(_alike(file[n], own[n], free.get(n, [])) for n in own)
 
 

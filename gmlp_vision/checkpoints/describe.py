@@ -83,8 +83,7 @@ def _describe_model(identity: Identity, checkpoint: Checkpoint) -> dict[str, str
         size = size_of(identity, checkpoint)
     except CheckpointError:
         size = None
-    any_size = hasattr(identity.model, "grids") and not tied_layers(identity.model)
-    if any_size:
+    if not tied_layers(identity.model):
         image, grid = _any_size(identity.model), "any: nothing belongs to one"
     elif size is None:
         image, grid = "of unknown size", "of the tokens: nothing states it"
@@ -115,7 +114,9 @@ def _any_size(model: Any) -> str:
 
 
 def _architecture(identity: Identity) -> str:
-    resized = [key for key in identity.args if key not in identity.settings and is_own(key)]
+    # timm writes the pooling into every config; where it makes another model, it is a setting
+    passed_over = {*identity.settings, "global_pool"}
+    resized = [key for key in identity.args if key not in passed_over and is_own(key)]
     if resized or identity.name is None:
         return f"{families.title(identity.family)}, of a size without a name"
     return identity.name

@@ -22,6 +22,7 @@ from torch import nn
 from gmlp_vision.checkpoints.hub import did_you_mean
 from gmlp_vision.checkpoints.names import OWN, Layout, Tensors
 from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.sized import sized
 
 ROOM = f"{__name__.partition('.')[0]}.models."
 
@@ -54,9 +55,12 @@ def family_of_name(name: object) -> ModuleType | None:
 
 
 def family_of_model(model: nn.Module) -> ModuleType | None:
-    """The family whose file has the class of the model, or that of one of its layers; None if none has."""
+    """The family whose file has the class of the model, or that of one of its layers, or that speaks for a
+    class of timm's; None if none does.
+    """
     known = {family.__name__: family for family in families()}
-    return next((known[type(m).__module__] for m in model.modules() if type(m).__module__ in known), None)
+    told = [*(type(m).__module__ for m in model.modules()), getattr(sized(model), "family", None)]
+    return next((known[name] for name in told if name in known), None)
 
 
 def sizes_of(family: ModuleType, tensors: Tensors) -> dict[str, Any] | None:
@@ -197,4 +201,5 @@ def _anchors_of(families: tuple[ModuleType, ...]) -> set[str]:
 
 def part(model: Any, which: str) -> Any:
     """The name of a model's 'first_conv' or 'classifier', as it says itself, or as timm's cfg of it says."""
-    return getattr(model, which) if hasattr(model, which) else model.pretrained_cfg.get(which)
+    says = sized(model) or model
+    return getattr(says, which) if hasattr(says, which) else model.pretrained_cfg.get(which)

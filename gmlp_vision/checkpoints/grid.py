@@ -15,6 +15,7 @@ from gmlp_vision.checkpoints.values import LARGEST_SIDE
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.grid_tied import tied_layers
 from gmlp_vision.layers.resample import Grid, Rule
+from gmlp_vision.layers.sized import sized
 
 BY_CFG = "by the input_size of the model's pretrained cfg"
 BY_SHAPE = "by the shapes of its tensors"
@@ -81,6 +82,7 @@ def source_size(
     Raises:
         CheckpointError: The file does not have the shapes of `grid`, or nothing tells its size.
     """
+    parts = sized(model)
     layers = tied_layers(model)
     rules = {
         f"{name}.{key}": (name, rule) for name, layer in layers.items() for key, rule in layer.RULES.items()
@@ -89,7 +91,7 @@ def source_size(
 
     def at(image: Grid) -> Mapping[str, Grid] | None:
         try:
-            grids: Mapping[str, Grid] = model.grids(image, stem.patch_size)
+            grids: Mapping[str, Grid] = parts.grids(image, stem.patch_size)
         except ValueError:  # no image of this model
             return None
         if not _fit(tensors, rules, grids):
@@ -110,7 +112,7 @@ def source_size(
         return SourceSize(grids, _pixels(told, stem.reduction), told, BY_SHAPE)
     image = None
     if own or not rules:
-        (height, width), _ = model.sizes(None, None)
+        (height, width), _ = parts.sizes(None, None)
         tall, wide = stem_of(model, {}).reduction
         image = _pixels((height // tall, width // wide), stem.reduction)
     try:
@@ -121,10 +123,11 @@ def source_size(
         name = next(iter(rules), None)
         if name is None:
             raise
-        # a single row of as many tokens as the first tensor has rows, one of which may be the class token's:
-        # if not even that, a tensor is misshapen
+        # a single row of as many tokens as the first tensor has, one of which may be the class token's: if
+        # not even that, a tensor is misshapen
         shape = tuple(tensors[name].shape) if name in tensors else ()
-        rows = [shape[0], shape[0] - getattr(model, "num_prefix_tokens", 0)] if shape else []
+        tokens = shape[rules[name][1].axis :][:1]
+        rows = [n - prefix for n in tokens for prefix in (0, getattr(model, "num_prefix_tokens", 0))]
         if all(at(_pixels((1, n), stem.reduction)) is None for n in rows):
             return None
         raise CheckpointError(f"{name} is {shape}: {error}") from error
@@ -138,7 +141,6 @@ def first_that_fits(
     overlaid_cfg: Mapping[str, Any] | None = None,
     own: Grid | None = None,
     pretrained_cfg: Mapping[str, Any] | None = None,
-    squares: Iterable[Grid] | None = None,
 ) -> SourceSize:
     """The first of these image sizes that fits.
 
@@ -151,7 +153,6 @@ def first_that_fits(
         config, grid, overlaid_cfg: As in `source_size`.
         own: The image size of the model, in pixels of the file.
         pretrained_cfg: Of the model.
-        squares: Images of a square grid, to guess from; None for all of a reasonable size.
 
     Raises:
         CheckpointError: `grid` does not fit, or nothing does.
@@ -174,7 +175,7 @@ def first_that_fits(
     for image, how, doubtful in _stated(config, overlaid_cfg, own, pretrained_cfg, at):
         if (size := found(image, how, doubtful)) is not None:
             return size
-    for image in _squares(reduction) if squares is None else squares:
+    for image in _squares(reduction):
         if (size := found(image, GUESSED, True)) is not None:
             return size
     raise CheckpointError(f"nothing tells the grid of the file's tokens: {ADVICE}")
@@ -234,7 +235,7 @@ def stem_of(model: Any, tensors: Tensors) -> Stem:
     first_conv = part(model, "first_conv")
     conv = None if first_conv is None else model.get_submodule(first_conv)
     if not isinstance(conv, nn.Conv2d):
-        (height, width), _ = model.sizes(None, None)
+        (height, width), _ = sized(model).sizes(None, None)
         rows, columns = next((layer.grid_size for layer in tied_layers(model).values()), (height, width))
         return Stem((height // rows, width // columns), None)
     stride = (conv.stride[0], conv.stride[1])

@@ -18,6 +18,7 @@ from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.settings import check_settings, settings_of, settings_of_name, stated_settings
 from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.sized import sized
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +34,12 @@ def load_checkpoint(
     prefix: str | None = None,
     fit: bool = False,
 ) -> Report:
-    """Loads any checkpoint into a live model of this package, at the model's own size.
+    """Loads any checkpoint into a live model, at the model's own size.
 
     Args:
-        model: Changed in place, unless there is an error: then it is as it was. One on the meta device gets
-            parameters on the CPU, so move it and make its optimizer afterwards.
+        model: One of this package, or timm's ResMLP, MLP-Mixer, gMixer or gMLP. Changed in place, unless
+            there is an error: then it is as it was. One on the meta device gets parameters on the CPU, so
+            move it and make its optimizer afterwards.
         source: A file, a folder, 'hf-hub:OWNER/NAME' or a timm model name; see `read_checkpoint`.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
         layout: Whose names the file has: 'timm' for this package's own, or one of the model's family's
@@ -53,12 +55,14 @@ def load_checkpoint(
         What became of every tensor.
 
     Raises:
-        ValueError: An unknown `weights` or `layout`, or a model that is none of this package's.
+        ValueError: An unknown `weights` or `layout`, or a model that is none of these.
         CheckpointError: The source cannot be read safely, or does not hold the weights of such a model.
     """
-    # asked of the class: a wrapper forwards attributes, and has our tensors under longer names
-    if not all(hasattr(type(model), name) for name in ("grids", "first_conv", "classifier")):
-        raise ValueError(f"the model is a {type(model).__name__}; expected one of this package, unwrapped")
+    if sized(model) is None:
+        raise ValueError(
+            f"the model is a {type(model).__name__}; expected one of this package, or timm's MlpMixer with "
+            "blocks of timm's own, unwrapped"
+        )
     families.check_layout(layout)
     checkpoint = read_checkpoint(source, weights, sha256, prefix)
     report = Report(

@@ -7,11 +7,12 @@ from typing import Any
 import timm
 
 from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.sized import sized
 
 
 def settings_of(model: Any) -> dict[str, Any]:
-    """The settings of a model; none of one that does not tell, as timm's own."""
-    tell = getattr(model, "settings", None)
+    """The settings of a model; none of one that does not tell."""
+    tell = getattr(sized(model) or model, "settings", None)
     return tell() if callable(tell) else {}
 
 

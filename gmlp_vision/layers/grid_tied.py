@@ -11,6 +11,7 @@ from torch import nn
 
 from gmlp_vision.layers.observed import is_observed
 from gmlp_vision.layers.resample import Grid, Rule
+from gmlp_vision.layers.tied_linear import TiedLinear, linears_on_grid
 from gmlp_vision.layers.windows import Windows
 
 Tensors = tuple[torch.Tensor, ...]
@@ -99,6 +100,10 @@ class GridTied(nn.Module):
             setattr(self, name, nn.Parameter(tensor.detach(), requires_grad=requires_grad))
         self.clear_cache()
 
+    def has_of_its_own(self, name: str) -> bool:
+        """Whether a tensor of this name in the layer is the layer's, not a tool's: here all are."""
+        return True
+
     def clear_cache(self) -> None:
         """Frees what is cached for other grids. It never goes stale by itself."""
         self.cache = EMPTY
@@ -138,8 +143,21 @@ class GridTied(nn.Module):
         return f"grid_size={self.grid_size}"
 
 
-def tied_layers(model: nn.Module) -> dict[str, GridTied]:
+Tied = GridTied | TiedLinear
+
+
+def tied_layers(model: nn.Module) -> dict[str, Tied]:
     """The layers of a model that belong to the grid of its tokens, by their names; none within windows."""
+    foreign = {
+        f"{name}.{part}".removeprefix("."): layer
+        for name, m in model.named_modules()
+        for part, layer in linears_on_grid(m).items()
+    }
+    return {**own_layers(model), **foreign}
+
+
+def own_layers(model: nn.Module) -> dict[str, GridTied]:
+    """Those of the tied layers that are of this package."""
     inside = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, Windows))
     return {
         name: m
@@ -157,7 +175,7 @@ def any_size(model: nn.Module) -> tuple[str, str]:
     return ("resampled" if rules else "free"), ""
 
 
-def carry(model: nn.Module, grids: Mapping[str, Grid]) -> list[tuple[GridTied, Grid, Tensors]]:
+def carry(model: nn.Module, grids: Mapping[str, Grid]) -> list[tuple[Tied, Grid, Tensors]]:
     """What `replace_grid` takes to bring each layer of a model to its new grid. The model is not touched.
 
     Args:
@@ -176,12 +194,19 @@ def carry(model: nn.Module, grids: Mapping[str, Grid]) -> list[tuple[GridTied, G
         return [(layer, grids[name], layer.on_grid(grids[name])) for name, layer in moved.items()]
 
 
-def check_replaceable(model: nn.Module, moved: Mapping[str, GridTied]) -> None:
+def check_replaceable(model: nn.Module, moved: Mapping[str, Tied]) -> None:
     """Refuses layers of a model, by their names, whose parameters are no plain ones of their own.
 
     Raises:
         ValueError: They are computed, shared, sharded or quantised.
     """
+    for name, layer in moved.items():
+        if isinstance(layer, TiedLinear) and not layer.is_plain:
+            raise ValueError(
+                f"{name} is a {type(layer.linear).__name__}, and a plain nn.Linear was expected: merge "
+                "what a tool has put there, or take it off (peft: merge_and_unload), and put it on again at "
+                "the new image size"
+            )
     own = dict(model.named_parameters())  # one that is shared has its first name only
     tied = {f"{name}.{key}": (layer, key) for name, layer in moved.items() for key in layer.RULES}
     for name, (layer, key) in sorted(tied.items()):
@@ -200,7 +225,7 @@ def check_replaceable(model: nn.Module, moved: Mapping[str, GridTied]) -> None:
             )
 
 
-def _check_alone(model: nn.Module, moved: Mapping[str, GridTied]) -> None:
+def _check_alone(model: nn.Module, moved: Mapping[str, Tied]) -> None:
     """Refuses where a tool holds tensors that belong to a layer's old grid: nothing tells how to carry them.
 
     LoRA's factors of W stand in a wrapper around the layer; a quantiser's scales for the rows of W stand
@@ -214,7 +239,8 @@ def _check_alone(model: nn.Module, moved: Mapping[str, GridTied]) -> None:
         for name, shape in shapes.items():
             path = name.replace("/", ".").replace(":", ".")  # no name of a module may have a dot
             is_tools = (is_wrapped and name.startswith(f"{holder}.")) or own in path
-            if is_tools and not name.startswith(f"{own}.") and sizes.intersection(shape):
+            is_layers = name.startswith(f"{own}.") and layer.has_of_its_own(name.removeprefix(f"{own}."))
+            if is_tools and not is_layers and sizes.intersection(shape):
                 raise ValueError(
                     f"{name}, of shape {shape}, belongs to the grid of {own} too, and nothing tells how to "
                     "carry it: merge it or take it off (peft: merge_and_unload), and put it on again at the "

@@ -186,6 +186,7 @@ class Rule:
         carry: (tensor, old grid, new grid) to the tensor on the new grid; pure. One that cannot raises a
             ValueError that says why.
         leading: The first sizes of the tensor on a grid: they tell whether a file's tensor fits a grid.
+        axis: The axis of the tensor that is the first of these; 0 but for the weights of some plain layers.
         refusal: Why there is no other grid for it, or ''.
         grid_of: The only grid on which a tensor has these sizes, where they tell it; else None.
     """
@@ -194,11 +195,16 @@ class Rule:
     leading: Callable[[Grid], tuple[int, ...]]
     refusal: str = ""
     grid_of: Callable[[tuple[int, ...]], Grid | None] = lambda sizes: None
+    axis: int = 0
+
+    @property
+    def axes(self) -> range:
+        """The axes of the tensor whose sizes belong to the grid."""
+        return range(self.axis, self.axis + len(self.leading((1, 1))))
 
     def fits(self, tensor: torch.Tensor, grid: Grid) -> bool:
         """Whether the tensor may be one of this grid."""
-        sizes = self.leading(grid)
-        return tensor.shape[: len(sizes)] == sizes
+        return tensor.shape[self.axes.start : self.axes.stop] == self.leading(grid)
 
 
 def fixed(why: str, leading: Callable[[Grid], tuple[int, ...]]) -> Rule:
@@ -213,6 +219,12 @@ def fixed(why: str, leading: Callable[[Grid], tuple[int, ...]]) -> Rule:
 OPERATOR = Rule(resample_operator, lambda grid: (grid[0] * grid[1],) * 2)
 TOKEN_MAP = Rule(resample_map, lambda grid: (grid[0] * grid[1],))
 TOKEN_READER = Rule(resample_reader, lambda grid: (grid[0] * grid[1],))
+# The same of a layer that holds A^T, (outputs, n), as nn.Linear does: A^T S
+TOKEN_READER_ROWS = Rule(
+    lambda rows, old, new: resample_reader(rows.T, old, new).T.contiguous(),
+    lambda grid: (grid[0] * grid[1],),
+    axis=1,
+)
 ANY_GRID = Rule(lambda tensor, old_grid, new_grid: tensor, lambda grid: ())
 OFFSETS = Rule(crop_or_pad_offsets, offsets_of, grid_of=grid_of_offsets)
 CYCLIC_OFFSETS = Rule(

@@ -1,8 +1,14 @@
-"""Mixer of timm: MLP-Mixer, gMixer and ResMLP. timm registers them; here their files are read and shown.
+"""Mixer of timm: MLP-Mixer, gMixer and ResMLP. timm registers them; here they are carried, read and shown.
 
 Shapes: N = H * W tokens in row-major order, D width, K hidden units over tokens, E hidden width.
 
-timm's gMLP is among them only by what its layers hold, since a file of it holds the tensors of ours.
+To another grid, with R and S of layers/resample.py:
+
+    ResMLP   linear_tokens: W' = R W S, b' = R b                            W (N, N), b (N,)
+    Mixer    fc1' = fc1 S and its bias as it is; fc2' = R fc2, b2' = R b2   fc1 (K, N), fc2 (N, K), b2 (N,)
+    gMixer   the same: the halves of its fc1, value and gate, are rows      fc1 (2K, N)
+
+timm's gMLP is among them by its layers only, since a file of it holds the tensors of ours.
 """
 
 import math
@@ -11,13 +17,24 @@ from typing import Any
 
 import torch
 from timm.layers import GluMlp, Mlp
-from timm.models.mlp_mixer import Affine, MixerBlock, MlpMixer, ResBlock, SpatialGatingUnit
+from timm.models.mlp_mixer import (
+    Affine,
+    MixerBlock,
+    MlpMixer,
+    ResBlock,
+    SpatialGatingBlock,
+    SpatialGatingUnit,
+)
 from torch import nn
 
 from gmlp_vision.checkpoints.families import ratio_of
 from gmlp_vision.checkpoints.names import Layout, Row, Target
 from gmlp_vision.layers.ask import Operator, operators
-from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.resample import OPERATOR, TOKEN_MAP, TOKEN_READER_ROWS, Grid, Rule
+from gmlp_vision.layers.sized import Size, sized
+from gmlp_vision.layers.tied_linear import TiedLinear, linears_on_grid
+from gmlp_vision.trunks.checks import check_divides
+from gmlp_vision.trunks.input_size import resize
 
 # Patch, blocks and width, from timm's own entrypoints.
 SIZES: dict[str, dict[str, Any]] = {
@@ -58,7 +75,7 @@ MODEL = MlpMixer
 def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """The arguments of the MlpMixer that has these tensors; None if they are not those of one.
 
-    The image is one of as many tokens in a single column: on which grid they lie, no tensor shows.
+    The image is one of a single token: on which grid the tokens lie, no tensor shows.
     """
     stem = state_dict.get("stem.proj.weight")
     if stem is None or stem.ndim != 4 or min(stem.shape) < 1:
@@ -73,10 +90,8 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     channels = ratio_of(hidden[0], dim)
     own: dict[str, Any]
     if square is not None:  # (N, N)
-        tokens = square[1]
         own = {"mlp_ratio": channels, "block_layer": ResBlock, "norm_layer": Affine}
     elif reads is not None and writes is not None:  # (K, N) and (N, K), or (K, N) and (N, K / 2)
-        tokens = reads[1]
         own = {"mlp_ratio": (ratio_of(reads[0], dim), channels)}
         if writes[1] < reads[0]:
             own |= {"mlp_layer": GluMlp, "act_layer": nn.SiLU}
@@ -84,7 +99,7 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
         return None
     patch = height if height == width else (height, width)
     depth = len({name.split(".")[1] for name in state_dict if name.startswith("blocks.")})
-    sizes = {"patch_size": patch, "img_size": (tokens * height, width), "embed_dim": dim}
+    sizes = {"patch_size": patch, "img_size": (height, width), "embed_dim": dim}
     return {**sizes, "num_blocks": depth, **own}
 
 
@@ -117,6 +132,88 @@ LAYOUTS = {
         marks=("patch_embed.proj.weight", "blocks.0.attn.weight", "blocks.0.gamma_1"),
     ),
 }
+
+
+# -- another grid --------------------------------------------------------------------------------------------
+
+MAPS: dict[str, Rule] = {"weight": OPERATOR, "bias": TOKEN_MAP}
+READS: dict[str, Rule] = {"weight": TOKEN_READER_ROWS}
+WRITES: dict[str, Rule] = {"weight": TOKEN_MAP, "bias": TOKEN_MAP}
+
+# The linear layers over tokens of each class of blocks
+OVER_TOKENS = {
+    ResBlock: {"linear_tokens": MAPS},
+    MixerBlock: {"mlp_tokens.fc1": READS, "mlp_tokens.fc2": WRITES},
+    SpatialGatingBlock: {"mlp_channels.gate.proj": MAPS},
+}
+
+
+def over_tokens(block: nn.Module) -> dict[str, dict[str, Rule]]:
+    """The rules of a block's layers over tokens, by the names of these; none of a block that is not known."""
+    found = next((rules for kind, rules in OVER_TOKENS.items() if isinstance(block, kind)), {})
+    known = not isinstance(block, MixerBlock) or isinstance(block.mlp_tokens, Mlp | GluMlp)
+    return found if known else {}
+
+
+@linears_on_grid.register
+def _of_mixer(model: MlpMixer) -> dict[str, TiedLinear]:
+    found: dict[str, TiedLinear] = {}
+    for i, block in enumerate(model.blocks):
+        for name, rules in over_tokens(block).items():
+            linear = block.get_submodule(name)
+            if all(other.linear is not linear for other in found.values()):  # a shared one is carried once
+                found[f"blocks.{i}.{name}"] = TiedLinear(linear, rules, model.stem.grid_size)
+    return found
+
+
+class SizedMixer:
+    """What tells the image size of one of timm's mixers, and changes it; see layers/sized.py.
+
+    Attributes:
+        family: The module that knows its tensors.
+    """
+
+    first_conv, classifier = "stem.proj", "head"
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.is_gmlp = all(isinstance(block, SpatialGatingBlock) for block in model.blocks)
+        self.family = f"{__package__}.gmlp" if self.is_gmlp else __name__
+
+    def sizes(self, img_size: Size | None, patch_size: Size | None) -> tuple[Grid, Grid]:
+        stem = self.model.stem
+        return check_divides(
+            stem.img_size if img_size is None else img_size,
+            stem.patch_size if patch_size is None else patch_size,
+        )
+
+    def grids(self, img_size: Grid, patch_size: Grid | None = None) -> dict[str, Grid]:
+        (height, width), (p, q) = self.sizes(img_size, patch_size)
+        return dict.fromkeys(_of_mixer(self.model), (height // p, width // q))
+
+    def resize_stem(self, img_size: Grid, patch_size: Grid) -> None:
+        self.model.stem.set_input_size(img_size, patch_size)
+        for info in self.model.feature_info:
+            info["reduction"] = max(patch_size)
+
+    def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
+        resize(self.model, self, img_size, patch_size)
+
+    def settings(self) -> dict[str, Any]:
+        if not self.is_gmlp:
+            return {}
+        norm = self.model.norm
+        eps = {"norm_eps": norm.eps} if isinstance(norm, nn.LayerNorm) else {}
+        block = {"unit": "split", "spatial": "dense", "groups": 1}
+        return {**eps, "final_norm": isinstance(norm, nn.LayerNorm), **block}
+
+
+@sized.register
+def _sized(model: MlpMixer) -> SizedMixer | None:
+    return SizedMixer(model) if all(over_tokens(block) for block in model.blocks) else None
+
+
+# -- what is shown -------------------------------------------------------------------------------------------
 
 
 @operators.register

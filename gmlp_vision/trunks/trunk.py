@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from timm.models import named_apply
 
-# What timm's own models record a change with. Private: timm.models has the functions that read the record
-# (get_model_input_config, get_model_args, and so save_for_hf), but not those that write it.
-from timm.models._input import update_model_args, update_model_input_size
+# What timm's own models record a change with; private, as in input_size.py
+from timm.models._input import update_model_args
 from torch import nn
 
-from gmlp_vision.layers.grid_tied import any_size, carry, tied_layers
+from gmlp_vision.layers.grid_tied import any_size, own_layers
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks.checks import check_count, check_pool, check_rate
 from gmlp_vision.trunks.init import init_layer
+from gmlp_vision.trunks.input_size import resize
 from gmlp_vision.trunks.recompute import check_mode
 
 OUTPUT_FORMATS = ("NCHW", "NHWC", "NLC")
@@ -96,10 +96,10 @@ class Trunk(nn.Module):
         kind, why = any_size(self)
         if self.dynamic_img_size and kind == "fixed":
             raise ValueError(f"dynamic_img_size is True, but the model has one size: {why}")
-        for name, layer in tied_layers(self).items():
+        for name, layer in own_layers(self).items():
             layer.held_as = name.rpartition(".")[2]
             layer.dynamic = self.dynamic_img_size
-        self.fixed_input_size = bool(tied_layers(self)) and not self.dynamic_img_size
+        self.fixed_input_size = bool(own_layers(self)) and not self.dynamic_img_size
         # timm's way for a model to say so; get_model_input_config gives it out
         self._traits = {"fixed_input_size": self.fixed_input_size, "first_conv": self.first_conv}
         self.init_weights()
@@ -288,19 +288,12 @@ class Trunk(nn.Module):
                 belongs to a grid is computed, shared, sharded or quantised, or a tool has put more of the
                 grid around it (LoRA); nothing changes.
         """
-        new_img_size, new_patch_size = self.sizes(img_size, patch_size)
-        carried = carry(self, self.grids(new_img_size, new_patch_size))  # all before any is replaced
-        with torch.inference_mode(False):  # what it replaces can be trained
-            self.resize_stem(new_img_size, new_patch_size)
-            for layer, grid_size, parameters in carried:
-                layer.replace_grid(grid_size, parameters)
-        self.img_size = new_img_size
-        update_model_input_size(self, new_img_size, patch_size=patch_size)
+        self.img_size = resize(self, self, img_size, patch_size)
 
     @torch.jit.ignore
     def clear_cache(self) -> None:
         """Frees what is cached for the image sizes met, with `dynamic_img_size`."""
-        for layer in tied_layers(self).values():
+        for layer in own_layers(self).values():
             layer.clear_cache()
 
     @torch.jit.ignore
