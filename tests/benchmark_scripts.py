@@ -1,4 +1,7 @@
-"""The scripts of benchmarks/, for their tests. A script imports what lies beside it by its short name."""
+"""The scripts of benchmarks/ and examples/, for their tests.
+
+A script imports what lies beside it by its short name.
+"""
 
 import importlib
 import sys
@@ -15,9 +18,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @cache
-def load(name: str) -> SimpleNamespace:
-    """All modules of one benchmark's folder; no test can import them by their short names afterwards."""
-    folder = BENCHMARKS / name
+def load(name: str, room: Path = BENCHMARKS) -> SimpleNamespace:
+    """All modules of one folder of a room; no test can import them by their short names afterwards."""
+    folder = room / name
     names = [path.stem for path in sorted(folder.glob("*.py"))]
     others = {module: sys.modules.pop(module) for module in names if module in sys.modules}
     sys.path.insert(0, str(folder))

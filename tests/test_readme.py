@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 OTHERS = ("train/README.md", "docs/training.md", "docs/speed.md")
 LINKING = [
     *OTHERS, "CONTRIBUTING.md", "docs/adding-a-mixer.md", "docs/api.md", "docs/filters.md",
-    "docs/resampling.md", "docs/weights.md", "docs/with.md", "docs/zoo.md",
+    "docs/resampling.md", "docs/weights.md", "docs/with.md", "docs/zoo.md", "examples/text/README.md",
 ]  # fmt: skip
 PAGES = README + "".join((ROOT / page).read_text() for page in OTHERS)
 

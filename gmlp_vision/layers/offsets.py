@@ -30,18 +30,18 @@ CHANNELS = 192  # at once where memory is written over: what 3 passes need then 
 
 
 def makes_w(height: int, width: int) -> bool:
-    """Whether the form with W itself is the faster one: on square grids up to 15 x 15 tokens, and up to
+    """Whether the form with W itself is the faster one: on square grids up to 17 x 17 tokens, and up to
     23 x 23 in a file of ONNX, where W is a constant.
 
     This is the one place where it is decided. The multiply-adds of W are N / (4 H + 4 W) times those of the
-    other form, which loses a factor of 2 or 3 in smaller products. Measured: benchmarks/speed/RESULTS.md.
+    other form, which loses a factor of 2 or 3 in smaller products. Measured:
+    benchmarks/speed/RESULTS.md, "Large images".
     """
-    if torch.jit.is_scripting():  # TorchScript does not know the question below
-        return height * width < 8 * (height + width)
-    elif torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():  # noqa: RET505  it compiles no other form
-        return height * width < 12 * (height + width)
-    else:
-        return height * width < 8 * (height + width)
+    factor = 9
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript does not know the question below
+        if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+            factor = 12
+    return height * width < factor * (height + width)
 
 
 def map_offsets(x: torch.Tensor, table: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
