@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import trange
 
 STEPS, BATCH, WARMUP, EVERY = 360, 8, 0.1, 40
-LR = {"nadamuon": 8e-3, "adamw": 3e-3}  # the best of three each, on files kept for that: README.md
+LR = {"nadamuon": 8e-3, "adamw": 1e-3}  # the best of a few each, on files kept for that: README.md
 # Table 8 of the paper: a rate that falls to 0 linearly, no clipping, these; Muon has timm's own settings
 OPT_ARGS: dict[str, dict[str, Any]] = {"nadamuon": {}, "adamw": {"betas": (0.9, 0.999), "eps": 1e-6}}
 WEIGHT_DECAY = 0.01
