@@ -100,7 +100,7 @@ def plot_structures(rows: Sequence[Structure], width: float = 6.75) -> "Figure":
         if model is not None:
             line = {"color": "#0072b2" if filled else "0.4", "linestyle": "--", "linewidth": 0.8}
             right.axhline(model, label="the model, fine-tuned" if filled else "the model", **line)
-    right.set_xticks(places, [row.kind for row in kinds], rotation=30, ha="right")
+    right.set_xticks(places, [row.kind for row in kinds], rotation=30, ha="right", rotation_mode="anchor")
     right.set_ylabel("top-1, %", fontsize=FONT)
     right.set_ylim(0, 100)
     right.legend(fontsize=FONT - 1.5, frameon=False, ncols=2, loc="upper left", handlelength=1.8)
