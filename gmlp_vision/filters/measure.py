@@ -7,6 +7,8 @@ Distances are Euclidean, in tokens. Sums run over all entries, in float64.
 
 import torch
 
+from gmlp_vision.layers.offsets import mean_of_offsets
+
 
 def toeplitz_average(weight: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """The mean kernel of W, the convolution nearest to it in least squares.
@@ -24,10 +26,7 @@ def toeplitz_average(weight: torch.Tensor, grid: tuple[int, int]) -> torch.Tenso
     Raises:
         ValueError: W does not fit the grid, or holds NaN or infinity.
     """
-    w = _checked(weight, grid)
-    offset, count = _offsets(grid)
-    total = torch.zeros(count.numel(), dtype=w.dtype).index_add_(0, offset.flatten(), w.flatten())
-    return (total / count).view(2 * grid[0] - 1, 2 * grid[1] - 1).to(weight.dtype)
+    return mean_of_offsets(_checked(weight, grid), grid).to(weight.dtype)
 
 
 def toeplitz_share(weight: torch.Tensor, grid: tuple[int, int]) -> float | None:
