@@ -91,6 +91,7 @@ def study(
 
     Raises:
         UserError: An argument outside what is listed above, another model's or run's results in the folder.
+        ValueError: No such kind, or none on the model's grid.
         CheckpointError: The source cannot be read, or a kind has no nearest W.
     """
     counts = {"layer_images": layer_images, "test_images": test_images, "train_images": train_images}
@@ -110,7 +111,8 @@ def study(
     for name in (train_split, split):
         classes, _ = classes_in(data_dir, name)
         check_classes(classes, built.model.num_classes, data_dir)
-    said = {"model": source, "seed": seed, "batch_size": batch_size, **LEARNING, **counts}
+    data = {"data": str(data_dir.resolve()), "train_split": train_split, "split": split}
+    said = {"model": source, **data, "seed": seed, "batch_size": batch_size, **LEARNING, **counts}
 
     def loader(which: str, count: int, is_training: bool) -> DataLoader[Any]:
         dataset: Any = Some(create_dataset("", root=str(data_dir), split=which), count)

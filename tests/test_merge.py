@@ -29,6 +29,18 @@ TWO = KINDS[:2]  # a table of all offsets, and a kernel
 GATE = "blocks.0.mlp_channels.gate.proj"
 
 
+@pytest.mark.parametrize("spatial", TWO)
+def test_a_run_goes_on_as_if_nothing_was_merged(spatial: str) -> None:
+    model = tiny(spatial=spatial)
+    plain, before = copy.deepcopy(model), torch.get_rng_state()
+    with torch.inference_mode():
+        merge(plain)
+    assert torch.equal(torch.get_rng_state(), before)
+    same(plain(images()), model(images()))
+    plain.train()(images()).sum().backward()  # parameters that can be trained
+    assert plain.get_parameter(f"{GATE}.weight").grad.any()
+
+
 def kernel_of(spatial: str) -> str:
     return f"{GATE}.table" if spatial == "dense+toeplitz" else f"{GATE}.kernel"
 

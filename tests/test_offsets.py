@@ -77,6 +77,15 @@ def test_a_gradient_that_nobody_asks_for(learned: tuple[bool, bool], monkeypatch
     (expected,) = gradients(slow(x, table, bias), wanted)
     (found,) = torch.autograd.grad(map_offsets(x, table, bias).square().sum(), wanted)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+    (again,) = torch.autograd.grad(map_offsets(x, table, bias).square().sum(), wanted, create_graph=True)
+    torch.testing.assert_close(again, expected, atol=1e-10, rtol=1e-10)
+    twice = gradients(expected.square(), wanted)
+    torch.testing.assert_close(gradients(again.square(), wanted), twice, atol=1e-6, rtol=1e-8)
+
+
+def test_groups_that_do_not_divide_the_channels() -> None:
+    with pytest.raises(ValueError, match="the groups do not divide the channels"):
+        map_offsets(images(1, 18, 18, 4), torch.ones(35, 35, 3), torch.zeros(324))
 
 
 def test_on_a_large_grid_w_is_not_made_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

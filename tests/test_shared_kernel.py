@@ -132,8 +132,10 @@ def test_its_tensors_tell_the_kind() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="the kernel is 4 x 4; expected an odd size"):
+    with pytest.raises(ValueError, match="the kernel is 4 x 4; expected an odd side"):
         tiny(spatial="dense+4x4")
+    with pytest.raises(ValueError, match="the kernel is 4 x 4; expected an odd side"):
+        DenseKernel.nearest(torch.ones(16, 16), (4, 4), kernel_size=4)
     with pytest.raises(ValueError, match=r"expected one of 'dense',.*'dense\+toeplitz', 'dense\+KxK'"):
         tiny(spatial="dense+3x5")
     with pytest.raises(ValueError, match=r"spatial='dense\+toeplitz' 1, since all channels share one W"):

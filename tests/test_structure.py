@@ -1,6 +1,7 @@
 """The study of what is left as W is replaced: numbers against a slow way, going on, refusals, the picture."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,9 @@ def test_another_studys_folder_is_left_alone(folder: Path, tmp_path: Path) -> No
     before = (tmp_path / "out" / FILES[0]).read_text()
     with pytest.raises(UserError, match=r"of another study, where seed was 0: give another folder"):
         run(folder, tmp_path / "out", "axial", seed=1)
+    shutil.copytree(folder / "data", tmp_path / "copy")
+    with pytest.raises(UserError, match=r"of another study, where data was '.*': give another folder"):
+        study(str(folder / "model"), tmp_path / "copy", tmp_path / "out", ["axial"], **SMALL)
     assert (tmp_path / "out" / FILES[0]).read_text() == before
     (tmp_path / "out" / FILES[0]).write_text("[]")
     with pytest.raises(UserError, match="is no result of this command"):

@@ -85,6 +85,39 @@ def test_what_has_no_nearest_is_refused(dense: Path) -> None:
     timm.models.save_for_hf(tiny(spatial="lrpe", groups=3), str(dense.parent / "groups"))
     with pytest.raises(CheckpointError, match="has 3 W's a layer, one for each group"):
         timm.create_model(f"local-dir:{dense.parent / 'groups'}", pretrained=True, spatial="axial", groups=1)
+    with pytest.raises(ValueError, match="a Toeplitz W for each group is spatial='lrpe'"):
+        timm.create_model(f"local-dir:{dense}", pretrained=True, spatial="toeplitz", groups=2)
+
+
+@pytest.mark.parametrize("spatial", ["lrpe", "circulant", "3x3"])
+def test_all_groups_have_the_nearest(spatial: str, dense: Path) -> None:
+    made = timm.create_model(f"local-dir:{dense}", pretrained=True, spatial=spatial, groups=3).eval()
+    same(made(images()), nearest_of(plain(), spatial)(images()))
+
+
+def test_a_layer_of_the_files_kind_is_loaded_as_it_is(dense: Path) -> None:
+    model = tiny()
+    model.blocks[1] = tiny(spatial="axial").blocks[1]
+    report = load_checkpoint(model, dense, fit=True)
+    assert list(report.explained) == [GATE.replace("0", "1")]
+    same(model.get_parameter(f"{GATE}.weight"), plain().get_parameter(f"{GATE}.weight"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("reads", (16, 0)), ("within", (0, 0)), ("within", ()), ("centers", (0, 2)), ("centers", ())],
+)
+def test_a_damaged_w_is_told(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    of = {"reads": "rank:3", "within": "block:2", "centers": "gqpe"}[name]
+    state = tiny(spatial=of).state_dict()
+    damaged = {k: torch.zeros(shape) if k.endswith(f".{name}") else t for k, t in state.items()}
+    torch.save(damaged, tmp_path / "damaged.pth")
+    for spatial in (of, "dense"):
+        with pytest.raises(CheckpointError):
+            load_checkpoint(tiny(spatial=spatial), tmp_path / "damaged.pth", fit=True)
+    assert (
+        main(["convert", "--model", "gmlp_pico4", str(tmp_path / "damaged.pth"), str(tmp_path / "out")]) == 2
+    )
 
 
 @every_kind

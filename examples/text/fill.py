@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     file = args.out / f"{args.run}.pt"
     if not file.exists():
-        print(f"there is no {file} yet: training it first, about 3 minutes on one idle core")
-        steps = STEPS if args.run == "fill" else train.STEPS
+        steps, minutes = (STEPS, "3 minutes") if args.run == "fill" else (train.STEPS, "2 minutes")
+        print(f"there is no {file} yet: training it first, about {minutes} on one idle core")
         train.main([row, "--seed", seed, "--steps", str(steps), "--name", args.run, "--out", str(args.out)])
     model = TextModel(*ROWS[row])
     model.load_state_dict(torch.load(file))

@@ -56,7 +56,7 @@ class TransformerBlock(RelPosBlock):
         return super().forward(x.flatten(1, 2)).view_as(x)
 
 
-# name: (block, whether W is frozen); the hidden widths make the parameters equal to within 1 %
+# name: (block, whether W is frozen); the hidden widths make the parameters equal to within 2 %
 ROWS: dict[str, tuple[Callable[..., nn.Module], bool]] = {
     "split": (partial(GMlpBlock, mlp_ratio=6.0), False),
     "multiplicative": (partial(GMlpBlock, unit="multiplicative", mlp_ratio=4.5), False),

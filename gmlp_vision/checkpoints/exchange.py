@@ -22,6 +22,8 @@ from gmlp_vision.layers.spatial import projection_of, spatial_of
 from gmlp_vision.layers.spatial_projection import SpatialProjection
 from gmlp_vision.layers.structured import Structured
 
+NEAREST = ", or take the nearest of its kind, `load_checkpoint(..., fit=True)`"
+
 
 def as_in_file(model: Any, tensors: Tensors, source: str, fit: bool) -> Any:
     """A model that shares this one's tensors, but has W's of the kinds that the file has.
@@ -44,12 +46,13 @@ def as_in_file(model: Any, tensors: Tensors, source: str, fit: bool) -> Any:
     kinds = kinds or [spatial_of({})]  # in others' names, who have dense ones
     if any(kind != kinds[0] for kind in kinds):  # a tensor is missing or misshapen
         return model
-    make, theirs = projection_of(**kinds[0]), {}
+    theirs = {}
     for layer in layers.values():
-        if spatial_of(layer.state_dict()) != kinds[0]:
+        if _kind(layer) != kinds[0]:
             try:
+                make = projection_of(**kinds[0])
                 theirs[layer] = make(layer.grid_size, device="meta", dtype=layer.bias.dtype)
-            except ValueError:  # cells of the file do not divide the model's grid
+            except ValueError:  # cells of the file do not divide the model's grid, or a tensor is empty
                 return model
     if not theirs:
         return model
@@ -57,10 +60,12 @@ def as_in_file(model: Any, tensors: Tensors, source: str, fit: bool) -> Any:
     if not exact and not fit:
         if not known:
             return model
-        own = spatial_of(next(iter(theirs)).state_dict())["spatial"]
+        first = next(iter(theirs))
+        own = _kind(first)["spatial"]
         raise CheckpointError(
-            f"the W's of {source} are {_in_words(kinds[0])}, and the model's {own}: create it with "
-            f"{_as_arguments(kinds[0])}, or take the nearest of its kind, `load_checkpoint(..., fit=True)`"
+            f"the W's of {source} are {_in_words(kinds[0])}, and the model's {own}: "
+            f"create it with {_as_arguments(kinds[0])}"
+            + ("" if first.NO_NEAREST or kinds[0]["groups"] > 1 else NEAREST)
         )
     # copied: the modules alone
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
@@ -85,7 +90,7 @@ def adapt_kinds(tensors: Tensors, like: Any, model: Any, report: Report, size: S
     if like is model or size is None:  # then a tensor is misshapen, and adapt says which
         return adapt(tensors, like, report, size)
     exchanged, file, layers = dict(tensors), _maps(like), _maps(model)
-    changed = {name: layer for name, layer in layers.items() if file[name] is not layer}
+    changed = {name: layer for name, layer in layers.items() if _kind(file[name]) != _kind(layer)}
     merged = {name: x for name in changed if isinstance(x := file[name], SharedKernel)}
     report_merged(merged, report)
     for name, layer in changed.items():
@@ -104,10 +109,10 @@ def adapt_kinds(tensors: Tensors, like: Any, model: Any, report: Report, size: S
 def _matrix(within: Tensors, grid: tuple[int, int], source: str) -> torch.Tensor:
     """W of a layer of a file, (N, N) in float64."""
     kind = spatial_of(within)
-    layer = projection_of(**kind)(grid, device="cpu", dtype=torch.float64)
     try:
+        layer = projection_of(**kind)(grid, device="cpu", dtype=torch.float64)
         layer.load_state_dict(within)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"{source} has tensors that are none of a {kind['spatial']} W: {error}"
         ) from None
@@ -145,7 +150,7 @@ def _tell(
         return
     if isinstance(theirs, SharedKernel) and isinstance(layer, SpatialProjection):
         return
-    own = spatial_of(layer.state_dict())
+    own = _kind(layer)
     made = projection_of(**own)(size.grids[name], dtype=torch.float64)
     made.load_state_dict({**nearest, "bias": made.bias})
     left = (w - made.matrix()[0]).square().sum() / w.square().sum()
@@ -161,6 +166,10 @@ def _maps(model: Any) -> dict[str, Structured]:
 def _within(tensors: Tensors, name: str) -> dict[str, torch.Tensor]:
     start = f"{name}."
     return {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+
+
+def _kind(layer: Structured) -> dict[str, Any]:
+    return spatial_of(layer.state_dict())
 
 
 def _in_words(kind: dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ class CellsProjection(Structured):
 
     @classmethod
     def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:
-        known = tensors.keys() == {cls.NAME, "bias"}
+        known = tensors.keys() == {cls.NAME, "bias"} and tensors[cls.NAME].ndim == 2
         return {"side": round(len(tensors[cls.NAME]) ** 0.5)} if known else None
 
     @classmethod

@@ -61,6 +61,8 @@ def map_offsets(x: torch.Tensor, table: torch.Tensor, bias: torch.Tensor) -> tor
         if table.ndim == 2:
             return map_tokens(x, w, bias)
         return map_tokens_by_group(x, w.permute(2, 0, 1), bias)
+    if table.ndim == 3 and x.shape[3] % table.shape[2] != 0:
+        raise ValueError("the groups do not divide the channels")
     tokens = at_least_float32(x)
     groups = table.unsqueeze(2) if table.ndim == 2 else table
     groups, shift = groups.to(tokens.dtype), bias.to(tokens.dtype)
@@ -135,7 +137,9 @@ class InPieces(torch.autograd.Function):
         with without_autocast(x):
             if torch.is_grad_enabled():  # the gradients are to have gradients
                 y = _by_frequency(x, table, torch.zeros_like(of_bias))
-                return *torch.autograd.grad(y, (x, table), grads, create_graph=True), of_bias
+                learned = [t for t in (x, table) if t.requires_grad]
+                found = iter(torch.autograd.grad(y, learned, grads, create_graph=True) if learned else ())
+                return *(next(found) if t.requires_grad else None for t in (x, table)), of_bias
             return *_gradients(x, table, grads[0], ctx.needs_input_grad[1]), of_bias
 
 

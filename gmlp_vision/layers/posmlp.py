@@ -36,6 +36,8 @@ class LrpeProjection(ToeplitzProjection):
     start it and b at 0; in gMLP's units both start as the unit says.
     """
 
+    GROUPED = True
+
     @classmethod
     def axes_of(cls, groups: int) -> tuple[int, ...]:
         return (groups,)
@@ -108,7 +110,7 @@ class GqpeProjection(Structured):
 
     @classmethod
     def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:
-        known = tensors.keys() == {"centers", "spreads", "bias"}
+        known = tensors.keys() == {"centers", "spreads", "bias"} and tensors["centers"].ndim == 2
         return {"groups": len(tensors["centers"])} if known else None
 
     def note(self) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from gmlp_vision.layers.fast_form import fast_form
+from gmlp_vision.layers.local import check_kernel
 from gmlp_vision.layers.offsets import toeplitz_matrix
 from gmlp_vision.layers.resample import ANY_GRID, OFFSETS, OPERATOR, TOKEN_MAP, Grid, offsets_of
 from gmlp_vision.layers.spatial_projection import SpatialProjection, map_row_of_tokens
@@ -85,13 +86,12 @@ class SharedKernel(Structured):
 
     def merged(self) -> SpatialProjection:
         """The dense layer that computes the same, with new parameters W and b."""
-        weight = self.weight
-        layer = SpatialProjection(self.grid_size, self.init_std, self.init_bias, weight.device, weight.dtype)
+        # on the meta device nothing is drawn, so a run that goes on draws what it would have
+        layer = SpatialProjection(self.grid_size, self.init_std, self.init_bias, device="meta")
         with torch.inference_mode(False), torch.no_grad():
-            layer.weight.copy_(weight + kernel_matrix(self.shared(), self.grid_size))
-            layer.bias.copy_(self.bias)
-        layer.weight.requires_grad_(weight.requires_grad)
-        layer.bias.requires_grad_(self.bias.requires_grad)
+            weight = self.weight + kernel_matrix(self.shared(), self.grid_size)
+            layer.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+            layer.bias = nn.Parameter(self.bias.clone(), requires_grad=self.bias.requires_grad)
         layer.held_as, layer.dynamic = self.held_as, self.dynamic
         layer.train(self.training)
         return layer
@@ -170,10 +170,7 @@ class DenseKernel(SharedKernel):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(
-                f"the kernel is {kernel_size} x {kernel_size}; expected an odd size, which has a centre"
-            )
+        check_kernel(kernel_size)
         super().__init__(grid_size, init_std, init_bias, device, dtype)
         self.kernel = nn.Parameter(torch.empty(kernel_size, kernel_size, device=device, dtype=dtype))
         self.bias = self.new_bias(device=device, dtype=dtype)
@@ -184,6 +181,7 @@ class DenseKernel(SharedKernel):
 
     @classmethod
     def nearest(cls, weight: torch.Tensor, grid_size: Grid, kernel_size: int = 3) -> dict[str, torch.Tensor]:
+        check_kernel(kernel_size)
         kernel = torch.zeros(kernel_size, kernel_size, dtype=torch.float64, device=weight.device)
         return {"weight": weight.double(), "kernel": kernel}
 

@@ -69,6 +69,7 @@ def projection_of(spatial: str, groups: int = 1) -> Callable[..., Structured]:
         raise ValueError(
             f"groups is {groups}; expected at least 1, and with spatial={spatial!r} "
             + ("a divisor of the channels" if cls.GROUPED else "1, since all channels share one W")
+            + (": a Toeplitz W for each group is spatial='lrpe'" if cls is ToeplitzProjection else "")
         )
     made: Any = cls  # the options of a class are its own
     return partial(made, **options, groups=groups) if cls.GROUPED else partial(made, **options)

@@ -35,14 +35,13 @@ class ToeplitzProjection(Structured):
         grid_size: (H, W) of the token grid that the table belongs to, in tokens.
         init_std: Standard deviation of the table at the start.
         init_bias: All of b at the start.
-        groups: G; with 1 the table has no axis for them.
+        groups: G; with 1 the table has no axis for them. In models groups are those of LrpeProjection.
         device, dtype: of the parameters.
 
     Shape: (B, H, W, C) -> (B, H, W, C), C a multiple of G.
     """
 
     RULES = {"table": OFFSETS, "bias": TOKEN_MAP}  # noqa: RUF012  a ClassVar in the base
-    GROUPED = True
 
     def __init__(
         self,
