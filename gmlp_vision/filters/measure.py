@@ -39,7 +39,7 @@ def toeplitz_share(weight: torch.Tensor, grid: tuple[int, int]) -> float | None:
     w = _checked(weight, grid)
     if not w.any():
         return None
-    _, count = _offsets(grid)
+    count = _pairs(grid)
     kernel = toeplitz_average(w, grid).flatten()
     return ((count * kernel**2).sum() / (w**2).sum()).item()
 
@@ -182,9 +182,9 @@ def _positions(grid: tuple[int, int]) -> torch.Tensor:
     return torch.stack(axes, dim=-1)
 
 
-def _offsets(grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each pair's step lies in a flat kernel, (N, N), and how many pairs share it, (2H-1)(2W-1)."""
+def _pairs(grid: tuple[int, int]) -> torch.Tensor:
+    """How many pairs of tokens share each step, (2H-1)(2W-1), as the entries of a flat kernel."""
     h, w = grid
     rows, columns = _steps(grid).long().unbind(-1)
     offset = (rows + h - 1) * (2 * w - 1) + columns + w - 1
-    return offset, torch.bincount(offset.flatten(), minlength=(2 * h - 1) * (2 * w - 1))
+    return torch.bincount(offset.flatten(), minlength=(2 * h - 1) * (2 * w - 1))
