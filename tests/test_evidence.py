@@ -26,6 +26,7 @@ modules = load("evidence")
 evidence, make_subset, report = modules.evidence, modules.subset.make_subset, modules.report.report
 ROWS, parameters = modules.evidence_models.ROWS, modules.evidence_models.parameters
 OPTIMIZERS, optimizers = modules.evidence_models.OPTIMIZERS, modules.report.optimizers
+RATES = modules.evidence_models.RATES
 KERNELS, kernels = modules.evidence_models.KERNELS, modules.report.kernels
 
 RECIPE = yaml.safe_load(find_recipe("gmlp_pico4_10k").read_text())
@@ -73,6 +74,28 @@ def test_the_seed_decides_which_images(data: Path, tmp_path: Path) -> None:
     assert (tmp_path / "first").stat().st_ino == before
     with pytest.raises(UserError, match=r"first does not hold the 5 images a class that seed 1 draws"):
         make_subset(data, tmp_path / "first", each=5, seed=1)
+
+
+def test_images_held_out_are_no_others_than_training_images_and_are_not_trained_on(
+    data: Path, tmp_path: Path
+) -> None:
+    make_subset(data, tmp_path / "plain", each=5)
+    make_subset(data, tmp_path / "held", each=5, held_out=2)
+    make_subset(data, tmp_path / "whole", each=5, held_out=2, whole=True)
+    assert names(tmp_path / "plain/train") == names(tmp_path / "held/train")
+    held = names(tmp_path / "held/test")
+    assert held == names(tmp_path / "whole/test")
+    assert not {*held} & {*names(tmp_path / "held/train")}
+    assert sorted(held + names(tmp_path / "whole/train")) == names(data / "train")
+    for folder in ("held", "whole"):
+        for i in range(10):
+            links = list((tmp_path / folder / f"test/class{i}").iterdir())
+            assert len(links) == 2
+            assert all(link.resolve() == data / "train" / f"class{i}" / link.name for link in links)
+    with pytest.raises(UserError, match=r"whole does not hold the images a class that seed 1 draws"):
+        make_subset(data, tmp_path / "whole", each=5, seed=1, held_out=2, whole=True)
+    with pytest.raises(UserError, match=r"class0 holds 8 images; expected 9 or more"):
+        make_subset(data, tmp_path / "more", each=5, held_out=4)
 
 
 def one_less(subset: Path) -> None:
@@ -378,6 +401,18 @@ def test_the_table_of_kernels_counts_them_and_rows_differ_in_nothing_else(tmp_pa
     assert "Not run: adamw_dense seed 0, adamw_dense+toeplitz seed 0, nadamuon_dense+3x3 seed 0." in rows
 
 
+def test_rates_measured_on_images_held_out_are_apart_from_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = "nadamuon_lr8e-3"
+    finished(tmp_path, row, 0, 60.0, **RATES[row].options)
+    finished(tmp_path / "held_out", row, 0, 50.0, **RATES[row].options)
+    assert evidence.main(["rates", "--output", str(tmp_path), "--held-out", "--seeds", "0"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[2] == f"| {row} | NAdaMuon | 8e-3 | 0 | 50.00 | - | 50.00 | 50.00 |"
+    assert "Other than the recipe" not in "".join(rows)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -386,6 +421,8 @@ def test_the_table_of_kernels_counts_them_and_rows_differ_in_nothing_else(tmp_pa
         (["optimizers", "--epochs", "1"], "optimizers takes no --epochs 1"),
         (["table", "--recipe", "gmlp"], "no recipe is named 'gmlp'; there are gmlp_b16_in1k, "),
         (["images"], "images needs --data-dir"),
+        (["images", "--data-dir", "/data/cifar10", "--whole"], "--whole is for `images --held-out`"),
+        (["gmlp", "--whole", "--data-dir", "/d", "--scripts", "/s"], "--whole is for `images --held-out`"),
         (["gmlp", "--data-dir", "/data/cifar10"], "gmlp needs --scripts"),
     ],
 )

@@ -4,14 +4,18 @@
     python benchmarks/evidence/evidence.py table
     python benchmarks/evidence/evidence.py optimizers
     python benchmarks/evidence/evidence.py kernels
+    python benchmarks/evidence/evidence.py rates --held-out
     python benchmarks/evidence/evidence.py images --data-dir /data/cifar10
 
 ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}_{1e-6, 1e-4, 1e-3}, an
 optimizer and the standard deviation of W at its start; or {adamw, nadamuon}_{dense, dense+toeplitz,
-dense+3x3}, an optimizer and what W is. `table` sums up the first, `optimizers` and `kernels` the others.
+dense+3x3}, an optimizer and what W is; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate.
+`table` sums up the first, `optimizers`, `kernels` and `rates` the others.
 Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
 that are not known here go to train.py as they are. `images` makes the folder of the 10,000 images alone,
-which else the first row makes.
+which else the first row makes. With --held-out top-1 is that on 5,000 other training images: for choices, so
+that the test images are looked at once. `images --held-out --whole` makes the folder for a long run, with all
+other 45,000 to train on.
 
 A finished run is kept, so a row that was stopped goes on with the same command. A run that was stopped starts
 anew: resumed, it would draw the images in another order. Rows may run at the same time, once the images are
@@ -32,9 +36,9 @@ from typing import Any
 
 import torch
 import yaml
-from evidence_models import KERNELS, OPTIMIZERS, ROWS, Contender
-from report import folder_of, kernels, last_top1, machine, optimizers, read_options, report
-from subset import make_subset
+from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender
+from report import folder_of, kernels, last_top1, machine, optimizers, rates, read_options, report
+from subset import HELD_OUT, make_subset
 from tqdm import tqdm
 
 from gmlp_vision.atomic import new_folder, write_file
@@ -42,9 +46,8 @@ from gmlp_vision.errors import UserError
 from gmlp_vision.run import find_script
 from gmlp_vision.shipped import find_recipe
 
-ALL = {**ROWS, **OPTIMIZERS, **KERNELS}
-TABLES = {"table": report, "optimizers": optimizers, "kernels": kernels}
-SUBSET = "cifar10_10k"
+ALL = {**ROWS, **OPTIMIZERS, **KERNELS, **RATES}
+TABLES = {"table": report, "optimizers": optimizers, "kernels": kernels, "rates": rates}
 # What a row sets itself: train.py takes the last word, and the table would tell of the first.
 FIXED = ("-c", "--config", "--model", "--model-kwargs", "--device-modules", "--seed", "--experiment")
 
@@ -53,18 +56,24 @@ def run(args: argparse.Namespace) -> None:
     """Trains what is missing of a row, prints the table, or makes the folder of images alone."""
     recipe = yaml.safe_load(find_recipe(args.recipe).read_text())
     if args.row in TABLES:
-        print(TABLES[args.row](args.output, args.seeds, recipe))
+        print(TABLES[args.row](runs_of(args), args.seeds, recipe))
         return
     script = find_script(str(args.scripts / "train.py")) if args.row in ALL else None
-    make_subset(args.data_dir, args.output / SUBSET)
+    images = args.output / f"cifar10_{'45k' if args.whole else '10k'}{'_held_out' if args.held_out else ''}"
+    make_subset(args.data_dir, images, held_out=HELD_OUT if args.held_out else 0, whole=args.whole)
     if script is None:
-        print(args.output / SUBSET)
+        print(images)
         return
     for seed in tqdm(args.seeds, desc=args.row, unit="run"):
-        folder = folder_of(args.output, args.row, seed)
+        folder = folder_of(runs_of(args), args.row, seed)
         if not folder.exists():
             options = ["--config", str(find_recipe(args.recipe)), *options_of(ALL[args.row], recipe)]
-            train(script, folder, options, seed, args.further)
+            train(script, images, folder, options, seed, args.further)
+
+
+def runs_of(args: argparse.Namespace) -> Path:
+    """The folder of all runs that look at the same images."""
+    return args.output / "held_out" if args.held_out else args.output
 
 
 def options_of(row: Contender, recipe: Mapping[str, Any]) -> list[str]:
@@ -76,7 +85,9 @@ def options_of(row: Contender, recipe: Mapping[str, Any]) -> list[str]:
     return [*words, "--model", row.model, "--device-modules", "gmlp_vision", "evidence_models"]
 
 
-def train(script: Path, folder: Path, options: Sequence[str], seed: int, further: Sequence[str]) -> None:
+def train(
+    script: Path, images: Path, folder: Path, options: Sequence[str], seed: int, further: Sequence[str]
+) -> None:
     """One run of train.py into a new folder, which appears when the run is finished; its log lies beside it.
 
     Raises:
@@ -88,7 +99,7 @@ def train(script: Path, folder: Path, options: Sequence[str], seed: int, further
     with new_folder(folder, parents=True) as new, log.open("w") as output:
         launcher = Path(sysconfig.get_path("scripts"), "gmlp-vision")
         command = [str(launcher), "run", str(script), *options, *further, "--seed", str(seed)]
-        command += ["--data-dir", str(folder.parent.parent / SUBSET)]
+        command += ["--data-dir", str(images)]
         command += ["--output", str(new.parent), "--experiment", new.name]
         try:
             ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
@@ -124,6 +135,8 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"{args.row} needs {' and '.join(missing)}")
     if args.further and args.row not in ALL:
         raise UserError(f"{args.row} takes no {' '.join(args.further)}")
+    if args.whole and (args.row != "images" or not args.held_out):
+        raise UserError("--whole is for `images --held-out`")
     fixed = [word for word in args.further if word.partition("=")[0] in FIXED]
     if fixed:
         raise UserError(
@@ -148,6 +161,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(%(default)s)")
     parser.add_argument(
         "--data-dir", type=Path, help="CIFAR-10, as train/ and test/; for a row and for images"
+    )
+    parser.add_argument(
+        "--held-out", action="store_true", help="measure on 5,000 other training images, for choices"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="images --held-out: with all other training images"
     )
     parser.add_argument("--scripts", type=Path, help="folder with timm's train.py; for a row")
     args, args.further = parser.parse_known_args(argv)

@@ -96,6 +96,17 @@ KERNELS = {
     )
 }
 
+# Which optimizer, and at which rate? On held-out training images.
+RATES = {
+    f"{opt}_lr{rate}": Contender(name, "gmlp_pico4", {}, {"opt": opt, "lr": rate})
+    for opt, name, rates in (
+        ("adamw", "AdamW", ("1e-3", "2e-3", "4e-3", "8e-3")),
+        ("muon", "Muon", ("5e-3", "1e-2", "2e-2")),
+        ("nadamuon", "NAdaMuon", ("2e-3", "4e-3", "8e-3", "16e-3")),
+    )
+    for rate in rates
+}
+
 
 def parameters(contender: Contender, model_kwargs: Mapping[str, Any]) -> int:
     """The number of its parameters, frozen ones too."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import timm
 import torch
 import yaml
-from evidence_models import KERNELS, OPTIMIZERS, ROWS, Contender, parameters
+from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender, parameters
 
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract
@@ -23,6 +23,8 @@ OWN = {"device_modules", "model", "model_kwargs", "seed"}
 TOP1 = ("top-1, mean", "std", "min", "max")
 COLUMNS = ("row", "model", "parameters", "seeds", *TOP1, "minutes a run")
 OPTIMIZER_COLUMNS = ("row", "optimizer", "lr", "seeds", *TOP1, "rms of W at the end", "times its start")
+
+RATE_COLUMNS = ("row", "optimizer", "lr", "seeds", *TOP1)
 
 
 class Run(NamedTuple):
@@ -95,6 +97,15 @@ def report(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str
 def kernels(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
     """What a shared kernel beside W gives: as `report`. The parameters are those in training."""
     return models(KERNELS, output, seeds, recipe)
+
+
+def rates(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
+    """What a learning rate gives: as `report`."""
+
+    def line(row: str, runs: Mapping[int, Run]) -> list[str]:
+        return [RATES[row].title, RATES[row].options["lr"], ", ".join(map(str, runs)), *top1(runs)]
+
+    return table(RATES, RATE_COLUMNS, line, read_runs(output, RATES, seeds), seeds, recipe)
 
 
 def models(
