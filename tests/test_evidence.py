@@ -1,6 +1,7 @@
 """benchmarks/evidence/: its images, its models, its runs of train.py and its table."""
 
 import argparse
+import copy
 import json
 import subprocess
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from timm.utils import CheckpointSaver, ParseKwargs
 from tiny import images, perturb
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrize
 
+import gmlp_vision
 from gmlp_vision.errors import UserError
 from gmlp_vision.shipped import find_recipe
 
@@ -159,6 +162,32 @@ def test_w_has_weight_decay_but_in_one_row(row: str) -> None:
     free = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
     matrices = [name for name, p in model.named_parameters() if p.ndim > 1 and id(p) in free]
     assert matrices == (FROZEN[:2] if row == "lamb_undecayed" else [])
+
+
+@pytest.mark.parametrize("row", [row for row in KERNELS if "dense+" in row])
+def test_kernels_of_every_form_learn_and_merge(row: str) -> None:
+    model = perturb(make(row, depth=2, embed_dim=16).double())
+    x = images(2, 3, 32, 32).double()
+    logits = model.eval()(x)
+    cross_entropy(logits, torch.arange(2)).backward()
+    kernels = [p for name, p in model.named_parameters() if "gate.proj" in name and ".weight" not in name]
+    assert all(p.grad is not None and p.grad.any() for p in kernels)
+    plain = copy.deepcopy(model)
+    for block in plain.blocks:
+        if parametrize.is_parametrized(block.mlp_channels.gate.proj):
+            parametrize.remove_parametrizations(block.mlp_channels.gate.proj, "table")
+    merged = gmlp_vision.merge(plain)
+    assert merged.state_dict().keys() == make("gmlp", depth=2, embed_dim=16).state_dict().keys()
+    torch.testing.assert_close(merged(x), logits, atol=1e-12, rtol=1e-12)
+
+
+def test_forms_of_a_kernel_start_where_they_say() -> None:
+    def table(form: str) -> torch.Tensor:
+        model = make(f"nadamuon_dense+toeplitz_{form}", depth=1, embed_dim=16)
+        return model.blocks[0].mlp_channels.gate.proj.table.detach()
+
+    assert not any(table(form).any() for form in ("undecayed", "quarter", "four", "normed"))
+    assert table("blur")[7, 7] == table("blur").max() > table("blur")[7, 8] > table("blur")[6, 8] > 0
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -398,7 +427,8 @@ def test_the_table_of_kernels_counts_them_and_rows_differ_in_nothing_else(tmp_pa
         "nadamuon_dense+toeplitz": f"{1_236_106 + 8 * 15 * 15:,}",
     }
     assert "Other than the recipe" not in "".join(rows)
-    assert "Not run: adamw_dense seed 0, adamw_dense+toeplitz seed 0, nadamuon_dense+3x3 seed 0." in rows
+    missing = [f"{row} seed 0" for row in KERNELS if row not in counts]
+    assert f"Not run: {', '.join(missing)}." in rows
 
 
 def test_rates_measured_on_images_held_out_are_apart_from_the_others(

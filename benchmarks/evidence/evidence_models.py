@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import timm
+import torch
 from timm.models import (
     MixerBlock,
     MlpMixer,
@@ -21,9 +22,11 @@ from timm.models import (
 )
 from timm.models.mlp_mixer import Affine, ResBlock
 from torch import nn
+from torch.nn.utils import parametrize
 
 import gmlp_vision  # noqa: F401  registers the names
 from gmlp_vision.layers import SpatialProjection
+from gmlp_vision.layers.shared_kernel import DenseToeplitz
 
 # A gMLP's images, so that the loader treats all models alike
 IMAGES = {
@@ -82,17 +85,35 @@ OPTIMIZERS["lamb_undecayed"] = Contender(
     {"opt": "lamb", "lr": "1e-2"},
 )
 
+# The rates that were chosen on held-out training images (RESULTS.md)
+ADAMW: dict[str, str] = {}
+NADAMUON = {"opt": "nadamuon", "lr": "4e-3"}
+
 # Does a shared kernel beside W help? `dense+...` is merged into W after training.
 KERNELS = {
     f"{opt}_{spatial}": Contender(f"{name}, {title}", "gmlp_pico4", {"spatial": spatial}, options)
-    for opt, name, options in (
-        ("adamw", "AdamW", {}),
-        ("nadamuon", "NAdaMuon", {"opt": "nadamuon", "lr": "4e-3"}),
-    )
+    for opt, name, options in (("adamw", "AdamW", ADAMW), ("nadamuon", "NAdaMuon", NADAMUON))
     for spatial, title in (
         ("dense", "W alone"),
         ("dense+toeplitz", "W and a number for each offset"),
         ("dense+3x3", "W and a 3 x 3 kernel"),
+        ("dense+7x7", "W and a 7 x 7 kernel"),
+    )
+}
+# In which form? Each is merged as exactly.
+KERNELS |= {
+    f"nadamuon_dense+toeplitz_{form}": Contender(
+        f"NAdaMuon, W and a number for each offset, {title}",
+        "gmlp_pico4_formed",
+        {"spatial": "dense+toeplitz", "form": form},
+        NADAMUON,
+    )
+    for form, title in (
+        ("undecayed", "without weight decay"),
+        ("quarter", "times 1/4"),
+        ("four", "times 4"),
+        ("normed", "of norm 1, times a gain that starts at 0"),
+        ("blur", "that starts as a Gaussian of 1 token"),
     )
 }
 
@@ -131,6 +152,49 @@ def gmlp_pico4_undecayed(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     spatial = {name for name, module in model.named_modules() if isinstance(module, SpatialProjection)}
     model.no_weight_decay = lambda: {f"{name}.weight" for name in spatial}
     return model
+
+
+@register_model
+def gmlp_pico4_formed(pretrained: bool = False, *, form: str, **kwargs: Any) -> nn.Module:
+    """gmlp_pico4 with a kernel k beside W that is learned in another form.
+
+    Args:
+        form: 'undecayed', k has no weight decay; 'quarter' and 'four', k is so many times what is learned;
+            'normed', k is a learned direction times a learned gain; 'blur', k starts as a blur.
+    """
+    model = timm.model_entrypoint("gmlp_pico4")(pretrained, **kwargs)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, DenseToeplitz)}
+    for layer in layers.values():
+        if form in ("quarter", "four"):
+            parametrize.register_parametrization(layer, "table", Times(4.0 if form == "four" else 0.25))
+        elif form == "normed":
+            nn.init.normal_(layer.table)
+            parametrize.register_parametrization(layer, "table", Normed())
+        elif form == "blur":
+            rows, columns = (torch.arange(size) - size // 2 for size in layer.table.shape)
+            bump = torch.exp(-(rows[:, None] ** 2 + columns**2) / 2)
+            layer.table.data.copy_(bump / bump.sum())
+    if form == "undecayed":
+        model.no_weight_decay = lambda: {f"{name}.table" for name in layers}
+    return model
+
+
+class Times(nn.Module):
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.gain = gain
+
+    def forward(self, kernel: torch.Tensor) -> torch.Tensor:
+        return self.gain * kernel
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(1))
+
+    def forward(self, kernel: torch.Tensor) -> torch.Tensor:
+        return self.gain * kernel / kernel.norm()
 
 
 @register_model
