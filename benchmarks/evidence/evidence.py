@@ -5,12 +5,19 @@
     python benchmarks/evidence/evidence.py optimizers
     python benchmarks/evidence/evidence.py kernels
     python benchmarks/evidence/evidence.py rates --held-out
+    python benchmarks/evidence/evidence.py speeds
+    python benchmarks/evidence/evidence.py families
+    python benchmarks/evidence/evidence.py figures
     python benchmarks/evidence/evidence.py images --data-dir /data/cifar10
 
 ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}_{1e-6, 1e-4, 1e-3}, an
 optimizer and the standard deviation of W at its start; or {adamw, nadamuon}_{dense, dense+toeplitz,
-dense+3x3}, an optimizer and what W is; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate.
-`table` sums up the first, `optimizers`, `kernels` and `rates` the others.
+dense+3x3}, an optimizer and what W is; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate;
+or {adamw, nadamuon}_FAMILY, an optimizer and a family of families.py.
+
+`table` sums up the first, `optimizers`, `kernels`, `rates` and `families` the others. `figures` draws what
+`families` tells; `speeds` measures how fast its models are, by turns, and nothing else should run then.
+
 Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
 that are not known here go to train.py as they are. `images` makes the folder of the 10,000 images alone,
 which else the first row makes. With --held-out top-1 is that on 5,000 other training images: for choices, so
@@ -37,7 +44,11 @@ from typing import Any
 import torch
 import yaml
 from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender
+from families import FAMILIES, MODELS
+from family_figures import figures
+from family_report import families
 from report import folder_of, kernels, last_top1, machine, optimizers, rates, read_options, report
+from speeds import speeds
 from subset import HELD_OUT, make_subset
 from tqdm import tqdm
 
@@ -46,8 +57,17 @@ from gmlp_vision.errors import UserError
 from gmlp_vision.run import find_script
 from gmlp_vision.shipped import find_recipe
 
-ALL = {**ROWS, **OPTIMIZERS, **KERNELS, **RATES}
-TABLES = {"table": report, "optimizers": optimizers, "kernels": kernels, "rates": rates}
+ALL = {**ROWS, **OPTIMIZERS, **KERNELS, **RATES, **FAMILIES}
+# each from (output, seeds, recipe) to what is printed
+TABLES = {
+    "table": report,
+    "optimizers": optimizers,
+    "kernels": kernels,
+    "rates": rates,
+    "families": families,
+    "figures": figures,
+    "speeds": speeds,
+}
 # What a row sets itself: train.py takes the last word, and the table would tell of the first.
 FIXED = ("-c", "--config", "--model", "--model-kwargs", "--device-modules", "--seed", "--experiment")
 
@@ -78,7 +98,7 @@ def runs_of(args: argparse.Namespace) -> Path:
 
 def options_of(row: Contender, recipe: Mapping[str, Any]) -> list[str]:
     """What a row says to train.py. Its --model-kwargs would replace the recipe's, so those are said again."""
-    words = [word for name, value in row.options.items() for word in (f"--{name}", value)]
+    words = [word for name, value in row.options.items() for word in (f"--{name}", *value.split())]
     if row.model_kwargs:
         model_kwargs = {**recipe.get("model_kwargs", {}), **row.model_kwargs}
         words += ["--model-kwargs", *(f"{key}={value}" for key, value in model_kwargs.items())]
@@ -145,7 +165,8 @@ def check(args: argparse.Namespace) -> None:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    rows = "; ".join(f"{name}: {row.title}" for name, row in ALL.items())
+    rows = "; ".join(f"{name}: {row.title}" for name, row in ALL.items() if name not in FAMILIES)
+    rows += f"; adamw_ or nadamuon_ and one of {', '.join(MODELS)}: the family with this optimizer"
     # no abbreviations: what is not known here goes to train.py
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument(

@@ -1,4 +1,5 @@
-"""The models that evidence.py trains. train.py gets those that are registered here by --device-modules.
+"""The models that evidence.py trains; those of other families are in families.py. train.py gets what is
+registered here by --device-modules.
 
 All see 32 px images of 10 classes in patches of 4 px, so 64 tokens, through 8 blocks and a mean over the
 tokens. The widths of timm's three are those at which their parameters come close to gmlp_pico4's 1,236,106.
@@ -6,11 +7,14 @@ Two things of theirs are as timm has them: the blocks of MlpMixer all have the f
 other than gMLP's have two residual branches, each of which may be skipped.
 """
 
+import argparse
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import timm
 import torch
+from timm.layers import DropPath, Mlp
 from timm.models import (
     MixerBlock,
     MlpMixer,
@@ -21,12 +25,14 @@ from timm.models import (
     register_model,
 )
 from timm.models.mlp_mixer import Affine, ResBlock
+from timm.utils import ParseKwargs
 from torch import nn
 from torch.nn.utils import parametrize
 
 import gmlp_vision  # noqa: F401  registers the names
 from gmlp_vision.layers import SpatialProjection
 from gmlp_vision.layers.shared_kernel import DenseToeplitz
+from gmlp_vision.trunks import Isotropic
 
 # A gMLP's images, so that the loader treats all models alike
 IMAGES = {
@@ -40,6 +46,7 @@ default_cfgs = generate_default_cfgs(
         "resmlp_pico4": {**IMAGES, "first_conv": "stem.proj", "classifier": "head"},
         "mixer_pico4": {**IMAGES, "first_conv": "stem.proj", "classifier": "head"},
         "vit_pico4": {**IMAGES, "first_conv": "patch_embed.proj", "classifier": "head"},
+        "patch_mlp_pico4": {**IMAGES, "first_conv": "stem.proj", "classifier": "head"},
     }
 )
 
@@ -127,6 +134,14 @@ RATES = {
     )
     for rate in rates
 }
+
+
+def values(model_kwargs: Mapping[str, str]) -> dict[str, Any]:
+    """--model-kwargs as train.py reads them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-kwargs", nargs="*", action=ParseKwargs)
+    words = [f"{key}={value}" for key, value in model_kwargs.items()]
+    return parser.parse_args(["--model-kwargs", *words]).model_kwargs
 
 
 def parameters(contender: Contender, model_kwargs: Mapping[str, Any]) -> int:
@@ -222,3 +237,44 @@ def vit_pico4(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
     """A ViT that pools as the others do: no class token, mean over the tokens."""
     size = {"depth": 8, "embed_dim": 112, "num_heads": 4, "class_token": False, "global_pool": "avg"}
     return build_model_with_cfg(VisionTransformer, "vit_pico4", pretrained, **{**SHAPE, **size, **kwargs})
+
+
+class PatchMlpBlock(nn.Module):
+    """``X + MLP(LN(X))``: what is left of a block of two branches without the one that mixes tokens.
+
+    Args:
+        dim: D.
+        grid_size: (H, W) of the token grid; not used, since each token goes by itself.
+        mlp_ratio: The hidden width, as a multiple of D.
+        drop_path: Probability that a sample skips the block, in [0, 1).
+        norm_eps: eps of the LayerNorm.
+        device, dtype: of the parameters.
+
+    Shape: (B, H, W, D) -> (B, H, W, D).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        grid_size: tuple[int, int],
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.0,
+        norm_eps: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, eps=norm_eps, device=device, dtype=dtype)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), device=device, dtype=dtype)
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop_path(self.mlp(self.norm(x)))
+
+
+@register_model
+def patch_mlp_pico4(pretrained: bool = False, **kwargs: Any) -> Isotropic:
+    """An MLP on each patch and its place; the mean over the tokens alone looks at more than one."""
+    size = {"depth": 8, "embed_dim": 136, "pos_embed": True}
+    model: Any = partial(Isotropic, PatchMlpBlock)
+    return build_model_with_cfg(model, "patch_mlp_pico4", pretrained, **{**SHAPE, **size, **kwargs})

@@ -164,11 +164,7 @@ def table(
     missing = [f"{row} seed {seed}" for row in rows for seed in seeds if (row, seed) not in runs]
     if missing:
         lines.append(f"Not run: {', '.join(missing)}.")
-    for text, names in deviations(rows, runs, recipe).items():
-        lines.append(
-            f"Other than the recipe: {text} ({'all' if len(names) == len(runs) else ', '.join(names)})."
-        )
-    return "\n".join(lines + machines(runs))
+    return "\n".join([*lines, *deviations(rows, runs, recipe), *machines(runs)])
 
 
 def top1(runs: Mapping[int, Run]) -> list[str]:
@@ -180,8 +176,8 @@ def top1(runs: Mapping[int, Run]) -> list[str]:
 
 def deviations(
     rows: Mapping[str, Contender], runs: Mapping[tuple[str, int], Run], recipe: Mapping[str, Any]
-) -> dict[str, list[str]]:
-    """What was neither as the recipe nor as the row says, or was said beyond them, and of which runs."""
+) -> list[str]:
+    """A line on each thing that was neither as the recipe nor as the row says, or was said beyond them."""
     found: dict[str, list[str]] = {}
     for (row, seed), run in runs.items():
         own = OWN | {name.replace("-", "_") for name in rows[row].options}
@@ -194,7 +190,10 @@ def deviations(
             texts.append(f"given {' '.join(run.further)}")
         for text in texts:
             found.setdefault(text, []).append(f"{row} seed {seed}")
-    return found
+    return [
+        f"Other than the recipe: {text} ({'all' if len(names) == len(runs) else ', '.join(names)})."
+        for text, names in found.items()
+    ]
 
 
 def machines(runs: Mapping[tuple[str, int], Run]) -> list[str]:

@@ -1,0 +1,110 @@
+"""The table of families.py, from the runs on disk and what speeds.py wrote."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+from evidence_models import IMAGES, parameters, values
+from families import FAMILIES, MODELS, RECIPES
+from report import Run, deviations, machines, read_runs
+from speeds import INFERENCE, read_speeds
+
+from gmlp_vision.zoo import count_macs
+
+COLUMNS = (
+    *("family", "model", "parameters", "MMACs"),
+    *(f"{recipe}: {column}" for recipe in RECIPES for column in ("top-1, mean", "std", "seeds")),
+    *(f"{recipe}: images/s" for recipe in RECIPES),
+    "inference: images/s",
+    *(f"{recipe}: minutes a run" for recipe in RECIPES),
+)
+
+
+class Row(NamedTuple):
+    """What there is to say of a family.
+
+    Attributes:
+        runs: By recipe and seed.
+        macs: Multiply-adds of an image, without those of FFTs.
+        images: Per second, by recipe, and of inference; {} where nothing was measured.
+    """
+
+    family: str
+    title: str
+    parameters: int
+    macs: int
+    runs: dict[str, dict[int, Run]]
+    images: dict[str, float]
+
+    def top1(self, recipe: str) -> list[float]:
+        """Of each seed that was run, in %."""
+        return [run.top1 for run in self.runs[recipe].values()]
+
+    def cells(self) -> list[str]:
+        """One for each of COLUMNS."""
+        return [
+            self.family,
+            self.title,
+            f"{self.parameters:,}",
+            f"{self.macs / 1e6:.1f}",
+            *(cell for recipe in RECIPES for cell in (*mean_and_std(self.top1(recipe)), self.seeds(recipe))),
+            *(f"{self.images[task]:.0f}" if self.images else "-" for task in (*RECIPES, INFERENCE)),
+            *(self.minutes(recipe) for recipe in RECIPES),
+        ]
+
+    def seeds(self, recipe: str) -> str:
+        return ", ".join(map(str, self.runs[recipe])) or "-"
+
+    def minutes(self, recipe: str) -> str:
+        seconds = [run.seconds for run in self.runs[recipe].values()]
+        return f"{statistics.mean(seconds) / 60:.1f}" if seconds else "-"
+
+
+def families(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
+    """What each family learns by each recipe, what it costs, and below as `report`."""
+    runs = read_runs(output, FAMILIES, seeds)
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines += [f"| {' | '.join(row.cells())} |" for row in read_rows(output, seeds)]
+    lines.append("")
+    for name in RECIPES:
+        missing = [
+            family for family in MODELS if not any((f"{name}_{family}", seed) in runs for seed in seeds)
+        ]
+        if missing:
+            lines.append(f"Not run by {name}: {', '.join(missing)}.")
+    measured = read_speeds(output)
+    if measured:
+        where = measured["machine"]
+        lines.append(
+            f"Images a second: {where['date']}, {where['cpu']}, {where['threads']} threads, batch "
+            f"{measured['batch']}, {measured['precision']}, median of {measured['rounds']}, all in turns."
+        )
+    return "\n".join([*lines, *deviations(FAMILIES, runs, recipe), *machines(runs)])
+
+
+def read_rows(output: Path, seeds: Sequence[int]) -> list[Row]:
+    """The families that have runs, in their order."""
+    runs = read_runs(output, FAMILIES, seeds)
+    images = read_speeds(output).get("images a second", {})
+    rows = []
+    for family, model in MODELS.items():
+        own = {
+            recipe: {s: runs[f"{recipe}_{family}", s] for s in seeds if (f"{recipe}_{family}", s) in runs}
+            for recipe in RECIPES
+        }
+        if any(own.values()):
+            sizes = values(model.model_kwargs)
+            made: Any = timm.create_model(model.model, num_classes=10, device="meta", **sizes)
+            count, macs = parameters(model, sizes), count_macs(made.eval(), IMAGES["input_size"][1:])
+            rows.append(Row(family, model.title, count, macs, own, images.get(family, {})))
+    return rows
+
+
+def mean_and_std(top1: Sequence[float]) -> tuple[str, str]:
+    """Cells; "-" where there are too few runs for it."""
+    return (
+        f"{statistics.mean(top1):.2f}" if top1 else "-",
+        f"{statistics.stdev(top1):.2f}" if len(top1) > 1 else "-",
+    )
