@@ -29,7 +29,7 @@ modules = load("evidence")
 evidence, make_subset, report = modules.evidence, modules.subset.make_subset, modules.report.report
 ROWS, parameters = modules.evidence_models.ROWS, modules.evidence_models.parameters
 OPTIMIZERS, optimizers = modules.evidence_models.OPTIMIZERS, modules.report.optimizers
-RATES = modules.evidence_models.RATES
+RATES, LEVERS = modules.evidence_models.RATES, modules.levers.LEVERS
 KERNELS, kernels = modules.evidence_models.KERNELS, modules.report.kernels
 
 RECIPE = yaml.safe_load(find_recipe("gmlp_pico4_10k").read_text())
@@ -210,6 +210,35 @@ def test_only_frozen_tokens_do_not_see_one_another(row: str) -> None:
         change = (model.forward_features(other) - model.forward_features(x)).abs().amax(dim=(0, 2))
     assert change[0] > 0.1
     assert change[1:].max() < 1e-3 if row == "frozen" else change[1:].min() > 1e-2
+
+
+@pytest.mark.parametrize("row", LEVERS)
+def test_levers_change_what_they_say_and_the_model_stays_gmlp_pico4(row: str) -> None:
+    model = make(row)
+    plain = {name: p.shape for name, p in make("gmlp").named_parameters()}
+    ours = {name: p.shape for name, p in gmlp_vision.merge(model).named_parameters()}
+    assert ours == plain
+    assert LEVERS[row].options.items() >= evidence.ALL["nadamuon_dense"].options.items()
+    others = [other for other in LEVERS if LEVERS[other][1:] == LEVERS[row][1:]]
+    assert others == [row]
+
+
+def test_the_whitened_stem_brings_waves_and_colours_nearer_to_one_scale() -> None:
+    def spread(row: str) -> float:
+        """Of the responses to patches with the spectrum of natural images: largest to smallest."""
+        torch.manual_seed(0)
+        weight = make(row).stem.proj.weight.detach()
+        n = torch.arange(4)
+        waves = torch.cos(torch.pi / 4 * n[:, None] * (n + 0.5))
+        grey, red = torch.ones(3), torch.tensor([1.0, 0.0, -1.0])
+        patches = [
+            amount * torch.einsum("c,i,j->cij", colour, waves[u], waves[0])
+            for colour, amount, u in ((grey, 1.0, 0), (grey, 0.25, 1), (grey, 0.1, 2), (red, 0.3, 0))
+        ]
+        sizes = (torch.stack(patches).flatten(1) @ weight.flatten(1).T).norm(dim=1)
+        return (sizes.max() / sizes.min()).item()
+
+    assert spread("whitened") < 2.5 < 6 < spread("base")
 
 
 def test_drop_path_over_depth() -> None:

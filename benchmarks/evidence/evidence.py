@@ -5,6 +5,7 @@
     python benchmarks/evidence/evidence.py optimizers
     python benchmarks/evidence/evidence.py kernels
     python benchmarks/evidence/evidence.py rates --held-out
+    python benchmarks/evidence/evidence.py levers --held-out
     python benchmarks/evidence/evidence.py speeds
     python benchmarks/evidence/evidence.py families
     python benchmarks/evidence/evidence.py figures
@@ -13,10 +14,11 @@
 ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}_{1e-6, 1e-4, 1e-3}, an
 optimizer and the standard deviation of W at its start; or {adamw, nadamuon}_{dense, dense+toeplitz,
 dense+3x3}, an optimizer and what W is; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate;
-or {adamw, nadamuon}_FAMILY, an optimizer and a family of families.py.
+or a lever of levers.py; or {adamw, nadamuon}_FAMILY, an optimizer and a family of families.py.
 
-`table` sums up the first, `optimizers`, `kernels`, `rates` and `families` the others. `figures` draws what
-`families` tells; `speeds` measures how fast its models are, by turns, and nothing else should run then.
+`table` sums up the first, `optimizers`, `kernels`, `rates`, `levers` and `families` the others. `figures`
+draws what `families` tells; `speeds` measures how fast its models are, by turns, and nothing else should run
+then.
 
 Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
 that are not known here go to train.py as they are. `images` makes the folder of the 10,000 images alone,
@@ -47,7 +49,8 @@ from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender
 from families import FAMILIES, MODELS
 from family_figures import figures
 from family_report import families
-from report import folder_of, kernels, last_top1, machine, optimizers, rates, read_options, report
+from levers import LEVERS
+from report import folder_of, kernels, last_top1, levers, machine, optimizers, rates, read_options, report
 from speeds import speeds
 from subset import HELD_OUT, make_subset
 from tqdm import tqdm
@@ -57,13 +60,14 @@ from gmlp_vision.errors import UserError
 from gmlp_vision.run import find_script
 from gmlp_vision.shipped import find_recipe
 
-ALL = {**ROWS, **OPTIMIZERS, **KERNELS, **RATES, **FAMILIES}
+ALL = {**ROWS, **OPTIMIZERS, **KERNELS, **RATES, **LEVERS, **FAMILIES}
 # each from (output, seeds, recipe) to what is printed
 TABLES = {
     "table": report,
     "optimizers": optimizers,
     "kernels": kernels,
     "rates": rates,
+    "levers": levers,
     "families": families,
     "figures": figures,
     "speeds": speeds,
@@ -102,7 +106,7 @@ def options_of(row: Contender, recipe: Mapping[str, Any]) -> list[str]:
     if row.model_kwargs:
         model_kwargs = {**recipe.get("model_kwargs", {}), **row.model_kwargs}
         words += ["--model-kwargs", *(f"{key}={value}" for key, value in model_kwargs.items())]
-    return [*words, "--model", row.model, "--device-modules", "gmlp_vision", "evidence_models"]
+    return [*words, "--model", row.model, "--device-modules", "gmlp_vision", "evidence_models", "levers"]
 
 
 def train(

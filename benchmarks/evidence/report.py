@@ -14,6 +14,7 @@ import timm
 import torch
 import yaml
 from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender, parameters
+from levers import LEVERS
 
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract
@@ -106,6 +107,11 @@ def rates(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
         return [RATES[row].title, RATES[row].options["lr"], ", ".join(map(str, runs)), *top1(runs)]
 
     return table(RATES, RATE_COLUMNS, line, read_runs(output, RATES, seeds), seeds, recipe)
+
+
+def levers(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
+    """What a lever of levers.py gives: as `report`."""
+    return models(LEVERS, output, seeds, recipe)
 
 
 def models(
