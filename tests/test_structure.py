@@ -47,6 +47,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure takes longer than all that is drawn in it."""
+    monkeypatch.setattr(structure, "save_figure", lambda figure, path: path.touch())
+
+
 def run(folder: Path, output: Path, *kinds: str, **kwargs: Any) -> list[Structure]:
     return study(str(folder / "model"), folder / "data", output, kinds, **{**SMALL, **kwargs})
 
@@ -103,6 +109,7 @@ def test_what_is_measured_is_written(folder: Path, tmp_path: Path) -> None:
 # -- going on -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_stopped_run_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(folder, tmp_path / "whole", "axial")
     tuned: list[nn.Module] = []
@@ -123,6 +130,7 @@ def test_a_stopped_run_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest
     assert run(folder, tmp_path / "out", "axial") == expected
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_more_kinds_come_to_those_there_are(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path / "out", "axial")
     rows = run(folder, tmp_path / "out", "toeplitz")
@@ -147,6 +155,7 @@ def test_what_is_refused_at_once(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_another_studys_folder_is_left_alone(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path / "out", "axial")
     before = (tmp_path / "out" / FILES[0]).read_text()
@@ -168,6 +177,7 @@ def test_models_without_dense_w_are_refused(folder: Path, tmp_path: Path) -> Non
             study(str(tmp_path / name), folder / "data", tmp_path / "out", ["axial"], **SMALL)
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = [
         "--layer-images",
