@@ -13,11 +13,12 @@ from tiny import tiny
 from torch import nn
 
 from gmlp_vision import structure
+from gmlp_vision.accuracy import accuracy
 from gmlp_vision.checkpoints import build
 from gmlp_vision.cli import main
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters.structures import Structure, format_structures, plot_structures
-from gmlp_vision.structure import FILES, Some, accuracy, fine_tune, one_by_one, study, usual_kinds
+from gmlp_vision.structure import FILES, Some, fine_tune, one_by_one, study, usual_kinds
 
 # timm's reader leaves it to Python to close its files
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -68,8 +69,8 @@ def test_a_block_in_turn_is_that_of_the_other_model(folder: Path) -> None:
     for i, share in enumerate(found):
         mixed = build(folder / "model").model
         mixed.blocks[i] = axial.blocks[i]
-        assert share == pytest.approx(accuracy(mixed, batches))
-    assert one_by_one(dense, dense, batches) == pytest.approx([accuracy(dense, batches)] * 2)
+        assert share == pytest.approx(100 * accuracy(mixed, batches))
+    assert one_by_one(dense, dense, batches) == pytest.approx([100 * accuracy(dense, batches)] * 2)
 
 
 def test_a_step_of_learning_keeps_the_kind() -> None:
