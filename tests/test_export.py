@@ -252,6 +252,19 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     np.testing.assert_allclose(run(path, x), logits(model, x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:FutureWarning")
+def test_the_command_for_tensors_that_leave_the_model_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, source, out = tiny("gmlp_ti16_additive", depth=1), tmp_path / "bare.pth", tmp_path / "m.pt"
+    torch.save(model.state_dict(), source)
+    command = ["export", str(source), str(out), "--format", "torchscript"]
+    assert main(command) == 2
+    assert "say which it is, `model=NAME`, on the command line `--model NAME`" in capsys.readouterr().err
+    assert main([*command, "--model", "gmlp_ti16_additive"]) == 0
+    np.testing.assert_allclose(run(out, images(1, 3, 32, 32)), logits(model, images(1, 3, 32, 32)), atol=1e-5)
+
+
 def test_the_command_that_fails(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["--img-size", "30", "30"], ["--dtype", "bf16"]):
         assert main(["export", str(folder), str(tmp_path / "m.onnx"), "--format", "onnx", *wrong]) == 2
