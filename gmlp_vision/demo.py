@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from PIL import Image
 from timm.data import create_loader
 from timm.optim import create_optimizer_v2
@@ -21,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from gmlp_vision.accuracy import accuracy
 from gmlp_vision.atomic import new_folder, write_file
 from gmlp_vision.checkpoints.save import write_local_dir
 from gmlp_vision.errors import UserError
@@ -234,10 +234,3 @@ def train_model(model: nn.Module, batches: DataLoader[Any], epochs: int) -> None
             if progress.disable:
                 print(f"epoch {epoch + 1} of {epochs}, loss {loss.item():.3f}", file=sys.stderr, flush=True)
             progress.set_postfix(epoch=epoch + 1, loss=f"{loss.item():.3f}")
-
-
-@torch.inference_mode()
-def accuracy(model: nn.Module, batches: DataLoader[Any]) -> float:
-    model.eval()
-    correct = [model(images).argmax(1) == labels for images, labels in batches]
-    return torch.cat(correct).double().mean().item()

@@ -71,12 +71,13 @@ def export_checkpoint(
     img_size: tuple[int, int] | None = None,
     dynamic_batch: bool = False,
     dtype: str = "fp32",
+    model: str | None = None,
     prefix: str | None = None,
 ) -> Parity:
     """`export_model` for the model whose weights are in a file, a folder, on the hub or under a model name.
 
     Args:
-        source, prefix: As for `gmlp_vision.checkpoints.read_checkpoint`.
+        source, model, prefix: As for `gmlp_vision.checkpoints.build`.
         img_size: (height, width) in pixels; None for the size that the weights are of.
         out, format, dynamic_batch, dtype: As for `export_model`.
 
@@ -87,8 +88,8 @@ def export_checkpoint(
     check_arguments(Path(out), format, dtype)
     results = [Path(out), *([Path(out).with_suffix(".bin")] if format == "openvino" else [])]
     check_files(results, source)
-    model = build(source, img_size=img_size, prefix=prefix).model
-    return export_model(model, out, format, dynamic_batch=dynamic_batch, dtype=dtype)
+    built = build(source, img_size=img_size, model=model, prefix=prefix)
+    return export_model(built.model, out, format, dynamic_batch=dynamic_batch, dtype=dtype)
 
 
 def export_model(

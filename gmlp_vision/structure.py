@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
+from gmlp_vision.accuracy import accuracy
 from gmlp_vision.atomic import make_folders, write_file
 from gmlp_vision.checkpoints import Built, build
 from gmlp_vision.checkpoints.settings import settings_of
@@ -154,13 +155,13 @@ def study(
             if not row.alone:
                 row.alone = one_by_one(built.model, made.model, _on(few, device, progress))
                 _write(output, said, rows)
-            row.before = accuracy(made.model, _on(many, device, progress))
+            row.before = 100 * accuracy(made.model, _on(many, device, progress))
             _write(output, said, rows)
         for kind in tuning:
             model = replaced(kind).model
             random_seed(seed)
             fine_tune(model, _on(train, device, progress), len(train))
-            rows[kind].after = accuracy(model, _on(many, device, progress))
+            rows[kind].after = 100 * accuracy(model, _on(many, device, progress))
             _write(output, said, rows)
     found = [rows[kind] for kind in (DENSE, *(k for k in rows if k != DENSE))]
     write_file(output / FILES[1], format_structures(found))
@@ -205,14 +206,6 @@ def one_by_one(dense: Any, model: Any, batches: Iterable[tuple[torch.Tensor, tor
             tokens = dense.run_step(dense.blocks[i], tokens)
         seen += len(labels)
     return [100 * each / seen for each in right]
-
-
-@torch.inference_mode()
-def accuracy(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """In %."""
-    model.eval()
-    right = torch.cat([(model(images).argmax(1) == labels).cpu() for images, labels in batches])
-    return 100 * right.sum().item() / len(right)
 
 
 def fine_tune(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], updates: int) -> None:

@@ -1,5 +1,6 @@
 """For every test."""
 
+import gc
 import os
 
 import pytest
@@ -8,6 +9,13 @@ import torch
 if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core: more threads would only wait for each other
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else it starts processes that import torch
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays, and need not be gone through at each collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -153,7 +153,7 @@ def test_the_grid_of_a_mixer_of_timm() -> None:
         build(state, grid=(5, 5))
 
 
-@pytest.mark.parametrize("name", REGISTERED)
+@pytest.mark.parametrize("name", list(REGISTERED)[:3])  # the fourth is the first in large
 def test_maps_over_tokens_may_be_kernels_of_a_1d_convolution(name: str) -> None:
     source = timm.create_model(name, img_size=REGISTERED[name], num_classes=0)
     over_tokens = ("linear_tokens.weight", "mlp_tokens.fc1.weight", "mlp_tokens.fc2.weight")

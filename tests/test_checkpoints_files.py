@@ -141,16 +141,17 @@ def test_a_hash_that_transformers_has_carried_along_is_not_asked(source: Path, t
     assert len(read_checkpoint(tmp_path / "out").state_dict["head.bias"]) == 3
 
 
-def test_preprocessing_of_the_source_stays(tmp_path: Path) -> None:
-    model = tiny()
+def test_preprocessing_and_provenance_of_the_source_stay(tmp_path: Path) -> None:
+    model, said = tiny(), {"tag": "mine", "description": "trained on my images"}
     model.pretrained_cfg.update(
-        mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), interpolation="bilinear", crop_pct=1.0
+        mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), interpolation="bilinear", crop_pct=1.0, **said
     )
     timm.models.save_for_hf(model, str(tmp_path / "in"), safe_serialization=True)
     convert_file(tmp_path / "in", tmp_path / "out", img_size=(48, 48))
     cfg = timm.create_model(f"local-dir:{tmp_path / 'out'}").pretrained_cfg
     assert (cfg["mean"], cfg["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     assert (cfg["interpolation"], cfg["crop_pct"]) == ("bilinear", 1.0)
+    assert {key: cfg[key] for key in said} == said
 
 
 @pytest.mark.parametrize(("dim", "hidden"), [(49, 98), (12, 38), (100, 286), (7, 30), (25, 58)])

@@ -73,7 +73,11 @@ OPTIONS = {
         "--num-classes": (NUMBERS,),
         **dict.fromkeys(("--from", "--to", "--model", "--weights", "--dtype"), (WORDS,)),
     },
-    "export": {"paths": 2, "--format": (WORDS,), "--img-size": (NUMBERS, NUMBERS), "--dtype": (WORDS,)},
+    "export": {
+        "paths": 2,
+        "--img-size": (NUMBERS, NUMBERS),
+        **dict.fromkeys(("--format", "--dtype", "--model"), (WORDS,)),
+    },
     "filters": {
         "paths": 1,
         "--grid": (NUMBERS, NUMBERS),
@@ -151,9 +155,10 @@ def test_convert_checks_its_options_before_it_reads(argv: list[str], message: st
     assert message in line
 
 
-@pytest.mark.parametrize("command", ["info", "filters"])
+@pytest.mark.parametrize("command", ["info", "filters", "export --format onnx out.onnx"])
 def test_a_model_nobody_knows_is_told_before_anything_is_read(command: str, capsys) -> None:
-    assert main([command, "no-such-file.pth", "--model", "resnet18"]) == 2
+    command, *options = command.split()
+    assert main([command, "no-such-file.pth", *options, "--model", "resnet18"]) == 2
     assert "resnet18 is no model of this package" in capsys.readouterr().err
 
 

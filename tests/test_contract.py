@@ -101,10 +101,15 @@ def block_outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return outputs
 
 
-@isotropic
 @pytest.mark.parametrize(
-    ("indices", "chosen"),
-    [(None, [0, 1, 2]), (1, [2]), (2, [1, 2]), ([0, 2], [0, 2]), ([-3], [0]), ((2, 0), [0, 2])],
+    ("name", "indices", "chosen"),
+    [
+        *((name, [0, 2], [0, 2]) for name in ISOTROPIC_NAMES),
+        *(
+            ("gmlp_ti16", i, c)
+            for i, c in [(None, [0, 1, 2]), (1, [2]), (2, [1, 2]), ([-3], [0]), ((2, 0), [0, 2])]
+        ),
+    ],
 )
 def test_forward_intermediates(name: str, indices: object, chosen: list[int]) -> None:
     model, x = tiny(name, depth=3, img_size=(16, 24)), images(2, 3, 16, 24)
@@ -147,9 +152,13 @@ def test_prune_intermediate_layers(name: str, prune_norm: bool) -> None:
     same(model.forward_intermediates(images(), indices=kept, intermediates_only=True)[0], expected)
 
 
-@isotropic
-@pytest.mark.parametrize("prune_norm", [True, False])
-@pytest.mark.parametrize("prune_head", [True, False])
+@pytest.mark.parametrize(
+    ("name", "prune_norm", "prune_head"),
+    [
+        *((name, prune, prune) for name in ISOTROPIC_NAMES for prune in (True, False)),
+        *(("gmlp_ti16", prune, not prune) for prune in (True, False)),
+    ],
+)
 def test_what_is_pruned_is_saved_and_loaded_so(
     name: str, prune_norm: bool, prune_head: bool, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from timm.optim import create_optimizer_v2
 from tiny import TINY, images, same_weights, tiny
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, BATCH = 50, 8
+STEPS, BATCH = 15, 8
 MODES = ["without", "selective", "block"]  # of activation checkpointing
 # Of a weight, and of a gradient as a part of its largest entry. On a CPU the two dtypes take other steps in a
 # block; two processes sum a batch in another order than one.

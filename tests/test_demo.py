@@ -18,10 +18,10 @@ from tiny import same_weights
 from torch.utils.data import DataLoader
 
 from gmlp_vision import cli, load_checkpoint
+from gmlp_vision.accuracy import accuracy
 from gmlp_vision.demo import (
     MODEL_ARGS,
     PRETRAINED_ARGS,
-    accuracy,
     load_digits,
     loader,
     run_demo,

@@ -18,7 +18,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 GROUND_UP = [
     {"errors", "temporary"},
     {"atomic"},
-    {"shipped"},
+    {"accuracy", "shipped"},
     {"layers.observed", "layers.resample", "layers.linear", "layers.precision", "layers.windows"},
     {"layers.ask", "layers.fast_form", "layers.sized", "layers.tied_linear"},
     {"layers.grid_tied", "layers.offsets", "layers.structured"},

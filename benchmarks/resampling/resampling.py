@@ -27,6 +27,7 @@ from torchvision import datasets, transforms
 from tqdm import tqdm
 
 import gmlp_vision
+from gmlp_vision.accuracy import accuracy
 from gmlp_vision.checkpoints import build
 from gmlp_vision.layers.grid_tied import tied_layers
 from gmlp_vision.layers.resample import OPERATOR, TOKEN_READER_ROWS, axis_matrices
@@ -106,12 +107,6 @@ def load(folder: str, size: tuple[int, int], images: int, cfg: dict[str, Any]) -
     return list(DataLoader(Subset(dataset, order.tolist()), batch_size=100))
 
 
-@torch.inference_mode()
-def top1(model: torch.nn.Module, batches: Batches) -> float:
-    right = [model(x).argmax(1) == y for x, y in batches]
-    return 100 * torch.cat(right).float().mean().item()
-
-
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="weights of a pico4 model at 32 px, in any form that is read here")
@@ -129,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for size in tqdm(SIZES):
         models = {name: model_at(built.model, size, rule) for name, rule in RULES.items()}
         batches = load(args.data, size[:2], args.images, cfg)
-        table[size] = {name: top1(model, batches) for name, model in models.items()}
+        table[size] = {name: 100 * accuracy(model, batches) for name, model in models.items()}
 
     print(f"{built.title}, {built.grid[0]} x {built.grid[1]} tokens, {built.how}\n")
     print("| size | " + " | ".join(RULES) + " |")

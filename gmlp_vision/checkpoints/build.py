@@ -25,7 +25,11 @@ from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.sized import sized
 
-PREPROCESSING: dict[str, Any] = {"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)}
+# What a config says of the images and of where the weights come from.
+KEPT: dict[str, Any] = {
+    **{"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)},
+    **{"tag": str, "description": str},
+}
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None,
         if size is not None:
             kwargs["img_size"] = size.image
     if identity.name is not None:
-        kwargs["pretrained_cfg_overlay"] = _preprocessing(checkpoint.config)
+        kwargs["pretrained_cfg_overlay"] = _kept(checkpoint.config)
     kwargs.update(in_chans=identity.in_chans, dtype=widest(identity.tensors))
     planned = identity.create(**kwargs, device="meta")
     sized(planned).sizes(None, None)  # timm's own would drop what the patch leaves of an image
@@ -164,9 +168,9 @@ def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None,
     return identity.create(**kwargs)
 
 
-def _preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file's config says of the images that its model was trained on."""
+def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file's config says of its model's training, for another config."""
     cfg = config.get("pretrained_cfg")
     if not isinstance(cfg, Mapping):
         return {}
-    return {k: cfg[k] for k, kind in PREPROCESSING.items() if isinstance(cfg.get(k), kind) and cfg[k]}
+    return {k: cfg[k] for k, kind in KEPT.items() if isinstance(cfg.get(k), kind) and cfg[k]}

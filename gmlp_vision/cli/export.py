@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from gmlp_vision.checkpoints import DTYPES
-from gmlp_vision.cli.options import PAIR, add_prefix, add_source, pair, path
+from gmlp_vision.cli.options import PAIR, add_model, add_prefix, add_source, pair, path
 
 
 def add(commands: Any) -> None:
@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
     formats = ("onnx", "openvino", "torchscript", "exported-program")
     parser.add_argument("--format", required=True, choices=formats, help="of the file")
     parser.add_argument("--img-size", **PAIR, help="of the image, in pixels (default: as in MODEL)")
+    add_model(parser)
     add_prefix(parser)
     parser.add_argument("--dynamic-batch", action="store_true", help="any number of images (default: one)")
     parser.add_argument(
@@ -41,6 +42,7 @@ def call(args: argparse.Namespace) -> None:
         img_size=pair(args.img_size),
         dynamic_batch=args.dynamic_batch,
         dtype=args.dtype,
+        model=args.model,
         prefix=args.prefix,
     )
     print(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from gmlp_vision.layers.fast_form import fast_form
-from gmlp_vision.layers.offsets import mean_of_offsets, toeplitz_matrix
+from gmlp_vision.layers.offsets import kernel_matrix, mean_of_offsets
 from gmlp_vision.layers.resample import ANY_GRID, TOKEN_MAP, Grid, crop_or_pad_offsets
 from gmlp_vision.layers.structured import Structured
 
@@ -89,8 +89,7 @@ class LocalProjection(Structured):
         return convolve(x.unflatten(1, grid_size), kernel).add_(bias.view(*grid_size, 1)).flatten(1, 2)
 
     def matrix_of(self, grid_size: Grid, *parameters: torch.Tensor) -> torch.Tensor:
-        table = crop_or_pad_offsets(parameters[0], grid_of(len(parameters[0])), grid_size)
-        w = toeplitz_matrix(table, *grid_size)
+        w = kernel_matrix(parameters[0], grid_size)
         return w.unsqueeze(0) if w.ndim == 2 else w.permute(2, 0, 1)
 
     @classmethod

@@ -20,6 +20,7 @@ import math
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from gmlp_vision.layers.observed import is_observed
 from gmlp_vision.layers.precision import at_least_float32, without_autocast
@@ -225,6 +226,17 @@ def toeplitz_matrix(table: torch.Tensor, height: int, width: int) -> torch.Tenso
     right = columns - columns.unsqueeze(1) + (width - 1)
     w = table[down.unsqueeze(1).unsqueeze(3), right.unsqueeze(1)]  # (H, W, H, W, ...)
     return w.flatten(2, 3).flatten(0, 1)
+
+
+def kernel_matrix(kernel: torch.Tensor, grid_size: tuple[int, int]) -> torch.Tensor:
+    """W, (N, N, ...), on this grid, of a kernel (odd, odd, ...) whose middle is a token's own place.
+
+    Offsets that the kernel does not have get 0, and those that the grid does not have are left out.
+    """
+    rows = grid_size[0] - 1 - kernel.shape[0] // 2
+    columns = grid_size[1] - 1 - kernel.shape[1] // 2
+    table = functional.pad(kernel, [0, 0] * (kernel.ndim - 2) + [columns, columns, rows, rows])
+    return toeplitz_matrix(table, grid_size[0], grid_size[1])
 
 
 def mean_of_offsets(weight: torch.Tensor, grid_size: tuple[int, int]) -> torch.Tensor:

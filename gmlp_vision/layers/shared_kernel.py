@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.local import check_kernel
-from gmlp_vision.layers.offsets import toeplitz_matrix
+from gmlp_vision.layers.offsets import kernel_matrix
 from gmlp_vision.layers.resample import ANY_GRID, OFFSETS, OPERATOR, TOKEN_MAP, Grid, offsets_of
 from gmlp_vision.layers.spatial_projection import SpatialProjection, map_row_of_tokens
 from gmlp_vision.layers.structured import Structured, map_tokens
@@ -192,11 +191,3 @@ class DenseKernel(SharedKernel):
         shape = tuple(tensors["kernel"].shape)
         size = shape[0] if shape else 0
         return {"kernel_size": size} if shape == (size, size) and size % 2 == 1 else None
-
-
-def kernel_matrix(kernel: torch.Tensor, grid_size: Grid) -> torch.Tensor:
-    """The matrix (N, N) on this grid of a kernel (odd, odd), whose middle is a token's own place."""
-    rows = grid_size[0] - 1 - kernel.shape[0] // 2
-    columns = grid_size[1] - 1 - kernel.shape[1] // 2
-    table = functional.pad(kernel, [columns, columns, rows, rows])  # cut where that is negative
-    return toeplitz_matrix(table, grid_size[0], grid_size[1])

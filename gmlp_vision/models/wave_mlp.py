@@ -126,7 +126,8 @@ class PairedConv(nn.Module):
 
     def reset_parameters(self) -> None:
         """As the trunk starts a convolution."""
-        lecun_normal_(self.weight)
+        if not self.weight.is_meta:  # trunks/init.py says why
+            lecun_normal_(self.weight)
 
     def forward(self, even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
         groups = even.shape[-1]

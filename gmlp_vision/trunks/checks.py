@@ -76,27 +76,7 @@ def check_batch(x: torch.Tensor, in_chans: int) -> None:
         )
 
 
-def check_image(
-    x: torch.Tensor, img_size: tuple[int, int], patch_size: tuple[int, int], fixed_size: bool
-) -> None:
-    """Refuses images of another size than `img_size`; if it is not fixed, those the patch does not divide."""
-    height, width = x.shape[-2], x.shape[-1]
-    if fixed_size and (height != img_size[0] or width != img_size[1]):
-        raise ValueError(
-            f"the image is {height} x {width} pixels (height x width) but this model was made for "
-            f"{img_size[0]} x {img_size[1]}: resize the image, or create the model with "
-            f"img_size=({height}, {width}) or with dynamic_img_size=True"
-        )
-    if height % patch_size[0] != 0 or width % patch_size[1] != 0:
-        raise ValueError(
-            f"the image is {height} x {width} pixels (height x width), which a patch of "
-            f"{patch_size[0]} x {patch_size[1]} does not divide: resize or pad the image to a multiple of it"
-        )
-
-
-def check_pyramid_image(
-    x: torch.Tensor, img_size: tuple[int, int], step: tuple[int, int], fixed_size: bool
-) -> None:
+def check_image(x: torch.Tensor, img_size: tuple[int, int], step: tuple[int, int], fixed_size: bool) -> None:
     """Refuses images of another size than `img_size`; if it is not fixed, those that leave a rest."""
     height, width = x.shape[-2], x.shape[-1]
     if fixed_size and (height != img_size[0] or width != img_size[1]):
@@ -109,7 +89,7 @@ def check_pyramid_image(
 
 
 def check_steps(height: int, width: int, step: tuple[int, int]) -> None:
-    """Refuses an image of a size, in pixels, that would leave a rest in some stage of a pyramid."""
+    """Refuses a size, in pixels, that the patch, or what a stage of a pyramid takes, does not divide."""
     if height < 1 or width < 1 or height % step[0] != 0 or width % step[1] != 0:
         raise ValueError(
             f"the image is {height} x {width} pixels (height x width), and this model takes multiples of "

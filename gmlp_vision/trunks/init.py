@@ -14,6 +14,8 @@ def init_layer(module: nn.Module, name: str, head: str = "") -> None:
         name: Its name in the model.
         head: That of the classifier, which starts at zero.
     """
+    if any(p.is_meta for p in module.parameters(recurse=False)):
+        return  # no numbers to draw, though torch takes milliseconds a layer for it
     if isinstance(module, nn.Linear):
         if name == head:
             nn.init.zeros_(module.weight)

@@ -14,7 +14,7 @@ from torch import nn
 from gmlp_vision.layers.grid_tied import GridTied, tied_layers
 from gmlp_vision.layers.position import ClassToken, PositionTable
 from gmlp_vision.layers.resample import Grid
-from gmlp_vision.trunks.block_args import default_args, drop_path_rates, shown_or_forgotten
+from gmlp_vision.trunks.block_args import default_args, drop_path_rates
 from gmlp_vision.trunks.checks import check_batch, check_count, check_divides, check_image
 from gmlp_vision.trunks.recompute import run_block, run_blocks
 from gmlp_vision.trunks.trunk import Trunk
@@ -179,17 +179,9 @@ class Isotropic(Trunk):
 
     @torch.jit.ignore
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor that change what a model computes, whatever its tensors."""
-        # a class among them is the family's choice, and no config can say it
-        own = {k: v for k, v in self.block_args.items() if not (shown_or_forgotten(k) or isinstance(v, type))}
         # no pooling at all is a way to look at a model, not another one
         pool = {"global_pool": self.global_pool} if self.num_prefix_tokens and self.global_pool else {}
-        return {
-            "norm_eps": self.norm_eps,
-            "final_norm": not isinstance(self.norm, nn.Identity),
-            **pool,
-            **own,
-        }
+        return {**super().settings(), **pool}
 
     def keep_steps(self, count: int) -> dict[str, Any]:
         return {**super().keep_steps(count), "depth": count}

@@ -14,14 +14,14 @@ from torch import nn
 from gmlp_vision.layers.grid_tied import tied_layers
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.windows import Windows
-from gmlp_vision.trunks.block_args import default_args, drop_path_rates, one_stage_each, shown_or_forgotten
-from gmlp_vision.trunks.checks import check_batch, check_count, check_pyramid_image, check_steps, pixels
+from gmlp_vision.trunks.block_args import default_args, drop_path_rates, one_stage_each
+from gmlp_vision.trunks.checks import check_batch, check_count, check_image, check_steps, pixels
 from gmlp_vision.trunks.recompute import run_blocks
 from gmlp_vision.trunks.trunk import Trunk
 
 # Under torch.fx a check is one call in the graph: traced, its `if` would be on a symbolic shape.
 torch.fx.wrap("check_batch")
-torch.fx.wrap("check_pyramid_image")
+torch.fx.wrap("check_image")
 
 MakeBlock = Callable[..., nn.Module]
 
@@ -174,7 +174,7 @@ class Pyramid(Trunk):
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         check_batch(x, self.in_chans)
-        check_pyramid_image(x, self.img_size, self.size_step, self.fixed_input_size)
+        check_image(x, self.img_size, self.size_step, self.fixed_input_size)
         return self.stem(x.permute(0, 2, 3, 1))
 
     def forward_steps(self, x: torch.Tensor) -> torch.Tensor:
@@ -207,10 +207,7 @@ class Pyramid(Trunk):
 
     @torch.jit.ignore
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor that change what a model computes, whatever its tensors."""
-        own = {k: v for k, v in self.block_args.items() if not (shown_or_forgotten(k) or isinstance(v, type))}
-        final_norm = not isinstance(self.norm, nn.Identity)
-        return {"norm_eps": self.norm_eps, "final_norm": final_norm, "strides": self.strides, **own}
+        return {**super().settings(), "strides": self.strides}
 
     def keep_steps(self, count: int) -> dict[str, Any]:
         super().keep_steps(count)

@@ -19,6 +19,7 @@ from torch import nn
 
 from gmlp_vision.layers.grid_tied import any_size, own_layers
 from gmlp_vision.layers.resample import Grid
+from gmlp_vision.trunks.block_args import shown_or_forgotten
 from gmlp_vision.trunks.checks import check_count, check_pool, check_rate
 from gmlp_vision.trunks.init import init_layer
 from gmlp_vision.trunks.input_size import resize
@@ -60,6 +61,7 @@ class Trunk(nn.Module):
     if TYPE_CHECKING:  # TorchScript reads annotations too, and knows none of these
         feature_info: list[dict[str, Any]]
         norm: nn.Module
+        norm_eps: float
         block_args: dict[str, Any]
 
     def __init__(
@@ -301,6 +303,13 @@ class Trunk(nn.Module):
         """Records that the blocks are now as these arguments make them, for `settings` and for timm."""
         self.block_args = {**self.block_args, **own}
         update_model_args(self, **own)
+
+    @torch.jit.ignore
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the constructor that change what a model computes, whatever its tensors."""
+        # a class among them is the family's choice, and no config can say it
+        own = {k: v for k, v in self.block_args.items() if not (shown_or_forgotten(k) or isinstance(v, type))}
+        return {"norm_eps": self.norm_eps, "final_norm": not isinstance(self.norm, nn.Identity), **own}
 
     # -- the rest of timm's contract ----------------------------------------------------------------------
 
