@@ -1,5 +1,6 @@
 """A model from any source: what it is told by, and what is refused because it may be two things."""
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,20 @@ def test_models_that_differ_in_no_tensor_are_told_apart_by_what_is_said(tmp_path
         build(path, model="resnet18")
     with pytest.raises(CheckpointError, match="does not hold the weights of toy_deep"):
         build(path, model="toy_deep")
+
+
+@pytest.mark.parametrize("name", ["aft_full_s16", "aft_local_s16"])
+def test_what_train_py_filed_tells_models_apart_that_have_alike_tensors(name: str, tmp_path: Path) -> None:
+    sizes = {"img_size": 16, "patch_size": 4, "depth": 1, "embed_dim": 8}
+    sizes |= {"reach": 2} if "local" in name else {}
+    model = perturb(timm.create_model(name, num_classes=3, **sizes)).eval()
+    args = argparse.Namespace(model=name, model_kwargs=sizes, input_size=[3, 16, 16])
+    torch.save({"state_dict": model.state_dict(), "args": args}, tmp_path / "last.pth.tar")
+    built = build(tmp_path / "last.pth.tar")
+    assert built.identity.name == name
+    same(built.model(images(2, 3, 16, 16)), model(images(2, 3, 16, 16)))
+    with pytest.raises(CheckpointError, match="does not hold the weights of a model known here"):
+        build(saved(model, tmp_path / "bare.pth"))
 
 
 @pytest.mark.usefixtures("_toys")

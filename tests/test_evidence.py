@@ -478,7 +478,7 @@ def test_rates_measured_on_images_held_out_are_apart_from_the_others(
         (["table", "--epochs", "1"], "table takes no --epochs 1"),
         (["kernels", "--epochs", "1"], "kernels takes no --epochs 1"),
         (["optimizers", "--epochs", "1"], "optimizers takes no --epochs 1"),
-        (["table", "--recipe", "gmlp"], "no recipe is named 'gmlp'; there are gmlp_b16_in1k, "),
+        (["table", "--recipe", "gmlp"], "no recipe is named 'gmlp'; there are cyclemlp_in1k, "),
         (["images"], "images needs --data-dir"),
         (["images", "--data-dir", "/data/cifar10", "--whole"], "--whole is for `images --held-out`"),
         (["gmlp", "--whole", "--data-dir", "/d", "--scripts", "/s"], "--whole is for `images --held-out`"),

@@ -16,11 +16,13 @@ import timm
 import yaml
 from PIL import Image
 from timm.data import create_transform, resolve_input_data_config
+from timm.layers import DropPath
 from timm.models import resolve_model_input_args
 
 import gmlp_vision  # noqa: F401 - registers the models
 from gmlp_vision.cli import main
 from gmlp_vision.shipped import recipes
+from gmlp_vision.zoo import find_names
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = yaml.safe_load((ROOT / "tests/data/train_options.yaml").read_text())
@@ -28,7 +30,9 @@ TYPES = {"bool": bool, "dict": dict, "float": float, "int": int, "str": str}
 HEADER = ("reproduces", "expected", "measured", "cost", "command", "CPU", "MPS")
 # survival probability, Table 1
 IMAGENET = {"gmlp_ti16_in1k": 1.00, "gmlp_s16_in1k": 0.95, "gmlp_b16_in1k": 0.80}
-NAMES = [*IMAGENET, "gmlp_finetune", "gmlp_pico4_10k", "gmlp_pico4_cifar10", "gmlp_smoke"]
+# for many models, which their headers name
+PROTOCOLS = ("gmlp_in1k", "deit_in1k", "cyclemlp_in1k")
+NAMES = [*IMAGENET, *PROTOCOLS, "gmlp_finetune", "gmlp_pico4_10k", "gmlp_pico4_cifar10", "gmlp_smoke"]
 
 
 def has_type(value: object, kind: str) -> bool:
@@ -165,6 +169,53 @@ def test_model_exists(name: str) -> None:
         **recipe.get("model_kwargs", {}),
     )
     assert model.get_classifier().out_features == recipe.get("num_classes", 1000)
+
+
+def served(name: str) -> list[str]:
+    """The registered names that a protocol's header says."""
+    return [model for pattern in header(name)["serves"].split() for model in find_names(pattern)]
+
+
+def test_every_name_for_imagenet_is_served_by_one_protocol() -> None:
+    names = [model for protocol in PROTOCOLS for model in served(protocol)]
+    assert len(names) == len(set(names))
+    timms = {"mixer", "gmixer", "resmlp"}
+    ours = {model for model in find_names() if model.split("_")[0] not in timms}
+    assert {*names} == ours - {"gmlp_pico4"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "model"), [(protocol, model) for protocol in PROTOCOLS for model in served(protocol)]
+)
+def test_a_protocol_makes_every_model_that_it_serves(name: str, model: str) -> None:
+    recipe = read(name)
+    args, unknown = train_py_parser().parse_known_args(["--model", model])
+    assert (args.model, unknown) == (model, [])
+    made = timm.create_model(
+        model,
+        num_classes=recipe["num_classes"],
+        drop_rate=recipe["drop"],
+        drop_path_rate=recipe["drop_path"],
+        device="meta",
+    )
+    assert made.get_classifier().out_features == 1000
+    rates = [m.drop_prob for m in made.modules() if isinstance(m, DropPath)]
+    assert max(rates) == pytest.approx(recipe["drop_path"])
+    # the loader makes an image of the size that the model takes
+    size = resolve_input_data_config(made)["input_size"]
+    assert (made.in_chans, *(getattr(made, "img_size", None) or made.stem.img_size)) == size
+
+
+def test_protocols_are_said_once() -> None:
+    """CycleMLP's code has DeiT's settings; gMLP's are those of its three sizes."""
+    assert {**read("deit_in1k"), "model": ""} == {**read("cyclemlp_in1k"), "model": ""}
+    assert read("deit_in1k")["batch_size"] * 8 == 1024  # Table 9, on the eight GPUs of the header
+    assert "--nproc-per-node 8 " in header("deit_in1k")["command"]
+    split = {"batch_size": 0, "grad_accum_steps": 0}
+    ours, paper = read("gmlp_in1k"), read("gmlp_s16_in1k")
+    assert {**ours, **split} == {**paper, **split}
+    assert ours["batch_size"] * ours["grad_accum_steps"] == 4096
 
 
 def augment(policy: str, draws: int = 1000) -> None:

@@ -85,7 +85,8 @@ def draw(rows: Sequence[Row], cost: Callable[[Row, str], float], label: str) -> 
         axes.margins(0.1)
     panels[0].set_ylabel("top-1, %")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
-    figure.draw_without_rendering()  # where the points are is settled after that
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # labels would move the points
     for axes, recipe in zip(panels, RECIPES, strict=True):
         put_labels(axes, points[recipe])
     return figure

@@ -145,7 +145,8 @@ class Reading:
 
     def exact(self) -> list[Identity]:
         """The models that have all these tensors: of a registered name, else of the sizes that they show."""
-        if self.sizes is None:
+        named = self.config.get("architecture") in self.names  # and its arguments are stated
+        if self.sizes is None and not named:
             return []
         found = [identity for name in self.names for identity in self._of_name(name)]
         return found or [identity for identity in self.by_sizes if fits(identity.tensors, identity.model)]
