@@ -35,13 +35,13 @@ from gmlp_vision.shipped import recipes
 from gmlp_vision.shipped import shipped
 print(*recipes())
 print(shipped("weights"), shipped("train"))
-main(["recipe", "gmlp_s16_in1k"])
+main(["recipe", "gmlp_in1k"])
 print(timm.create_model("gmlp_pico4", pretrained=True).head.weight.double().sum().item())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == ""
     names, places, recipe, head = done.stdout.splitlines()
-    assert recipe == str(site / "gmlp_vision" / "train" / "gmlp_s16_in1k.yaml")
+    assert recipe == str(site / "gmlp_vision" / "train" / "gmlp_in1k.yaml")
     assert names.split() == sorted(path.stem for path in (ROOT / "train").glob("*.yaml"))
     assert places.split() == [str(site / "gmlp_vision" / folder) for folder in ("weights", "train")]
     expected = timm.create_model("gmlp_pico4", pretrained=True).head.weight.double().sum().item()
