@@ -31,6 +31,11 @@ LEVERS = {
     "sizes_9": lever(
         "the same for 9 epochs, about as long", {**SIZES, "epochs": "9"}, {"dynamic_img_size": "True"}
     ),
+    "kernel_sizes_9": lever(
+        "both: the kernel, and growing images for 9 epochs",
+        {**SIZES, "epochs": "9"},
+        {"spatial": "dense+toeplitz", "dynamic_img_size": "True"},
+    ),
     "augment": lever("RandAugment, mild", {"aa": "rand-m5-n2"}),
     "mixup": lever("mixup and CutMix", {"mixup": "0.2", "cutmix": "1.0", "mixup-prob": "0.5"}),
     "ema": lever("averaged weights", {"model-ema": "", "model-ema-decay": "0.99"}),
