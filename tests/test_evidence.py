@@ -3,6 +3,7 @@
 import argparse
 import copy
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,7 @@ evidence, make_subset, report = modules.evidence, modules.subset.make_subset, mo
 ROWS, parameters = modules.evidence_models.ROWS, modules.evidence_models.parameters
 OPTIMIZERS, optimizers = modules.evidence_models.OPTIMIZERS, modules.report.optimizers
 RATES, LEVERS = modules.evidence_models.RATES, modules.levers.LEVERS
+record = modules.runs.record
 KERNELS, kernels = modules.evidence_models.KERNELS, modules.report.kernels
 
 RECIPE = yaml.safe_load(find_recipe("gmlp_pico4_10k").read_text())
@@ -426,6 +428,22 @@ def test_the_table_says_where_a_run_left_the_recipe(tmp_path: Path) -> None:
     told = report(tmp_path, [0], RECIPE)
     assert "Other than the recipe: lr 0.001, not 0.002 (mixer seed 0).\n" in told
     assert told.count("Other than the recipe") == 1
+
+
+def test_records_outlive_the_folders(tmp_path: Path) -> None:
+    """And print the same table; a run that is made again replaces its line."""
+    finished(tmp_path, "gmlp", 0, 40.0)
+    finished(tmp_path, "mixer", 1, 41.0, lr=1e-3, model_kwargs={"drop_rate": 0.1})
+    table = report(tmp_path, [0, 1], RECIPE)
+    assert record(tmp_path, [0, 1], RECIPE) == f"{tmp_path / 'runs.jsonl'}: 2 runs"
+    assert report(tmp_path, [0, 1], RECIPE) == table
+    for folder in ("gmlp", "mixer"):
+        shutil.rmtree(tmp_path / folder)
+    assert report(tmp_path, [0, 1], RECIPE) == table
+    finished(tmp_path, "gmlp", 0, 50.0)
+    record(tmp_path, [0, 1], RECIPE)
+    shutil.rmtree(tmp_path / "gmlp")
+    assert report(tmp_path, [0, 1], RECIPE) == table.replace("40.00", "50.00")
 
 
 def test_the_table_of_optimizers_says_how_far_w_went(tmp_path: Path) -> None:

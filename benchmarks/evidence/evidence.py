@@ -9,6 +9,7 @@
     python benchmarks/evidence/evidence.py speeds
     python benchmarks/evidence/evidence.py families
     python benchmarks/evidence/evidence.py figures
+    python benchmarks/evidence/evidence.py record
     python benchmarks/evidence/evidence.py images --data-dir /data/cifar10
 
 ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}_{1e-6, 1e-4, 1e-3}, an
@@ -18,7 +19,8 @@ or a lever of levers.py; or {adamw, nadamuon}_FAMILY, an optimizer and a family 
 
 `table` sums up the first, `optimizers`, `kernels`, `rates`, `levers` and `families` the others. `figures`
 draws what `families` tells; `speeds` measures how fast its models are, by turns, and nothing else should run
-then.
+then. `record` writes what the tables read of the finished runs into one small file, runs.jsonl; those of
+RESULTS.md are in benchmarks/evidence/runs, which --output takes.
 
 Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
 that are not known here go to train.py as they are. `images` makes the folder of the 10,000 images alone,
@@ -50,7 +52,8 @@ from families import FAMILIES, MODELS
 from family_figures import figures
 from family_report import families
 from levers import LEVERS
-from report import folder_of, kernels, last_top1, levers, machine, optimizers, rates, read_options, report
+from report import kernels, levers, optimizers, rates, report
+from runs import folder_of, last_top1, machine, read_options, record
 from speeds import speeds
 from subset import HELD_OUT, make_subset
 from tqdm import tqdm
@@ -71,6 +74,7 @@ TABLES = {
     "families": families,
     "figures": figures,
     "speeds": speeds,
+    "record": record,
 }
 # What a row sets itself: train.py takes the last word, and the table would tell of the first.
 FIXED = ("-c", "--config", "--model", "--model-kwargs", "--device-modules", "--seed", "--experiment")

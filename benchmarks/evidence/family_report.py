@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import timm
 from evidence_models import IMAGES, parameters, values
 from families import FAMILIES, MODELS, RECIPES
-from report import Run, deviations, machines, read_runs
+from report import deviations, machines
+from runs import Run, read_runs
 from speeds import INFERENCE, read_speeds
 
 from gmlp_vision.zoo import count_macs

@@ -1,22 +1,15 @@
-"""The tables of evidence.py, from the runs on disk."""
+"""The tables of evidence.py, from the runs that runs.py reads."""
 
-import csv
-import datetime
-import json
-import platform
-import re
+import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import timm
-import torch
-import yaml
 from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender, parameters
 from levers import LEVERS
+from runs import Run, folder_of, read_runs
 
-from gmlp_vision.errors import UserError
 from gmlp_vision.filters import extract
 
 # Of the recipe's keys, those that a run sets itself
@@ -26,67 +19,6 @@ COLUMNS = ("row", "model", "parameters", "seeds", *TOP1, "minutes a run")
 OPTIMIZER_COLUMNS = ("row", "optimizer", "lr", "seeds", *TOP1, "rms of W at the end", "times its start")
 
 RATE_COLUMNS = ("row", "optimizer", "lr", "seeds", *TOP1)
-
-
-class Run(NamedTuple):
-    """A finished run."""
-
-    top1: float  # in %
-    options: dict[str, Any]  # all of train.py's
-    further: list[str]  # those that were given by hand
-    seconds: float  # wall time
-    machine: dict[str, Any]  # as `machine` says of the run's device
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """Day, processor, threads and versions."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), flags=re.M) if info.exists() else []
-    return {
-        "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
-        "cpu": names[0] if names else platform.processor(),
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "threads": torch.get_num_threads(),
-        "versions": {"timm": timm.__version__, "torch": torch.__version__},
-    }
-
-
-def folder_of(output: Path, row: str, seed: int) -> Path:
-    """Where a run is, once it is finished."""
-    return output / row / f"seed{seed}"
-
-
-def read_options(folder: Path) -> dict[str, Any]:
-    """All options of train.py in the run of this folder."""
-    return yaml.safe_load((folder / "args.yaml").read_text())
-
-
-def last_top1(folder: Path, epochs: int) -> float:
-    """Top-1, in %, after the last epoch: not the best one, which would be chosen on the test images.
-
-    Raises:
-        UserError: train.py has not come to the end of its last epoch there.
-    """
-    summary = folder / "summary.csv"
-    if summary.exists():
-        with summary.open(newline="") as lines:
-            for line in csv.DictReader(lines):
-                if line["epoch"] == str(epochs - 1):
-                    return float(line["eval_top1"])
-    raise UserError(f"{summary} has no line of the last epoch, {epochs - 1}: train.py was stopped")
-
-
-def read_runs(output: Path, rows: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, int], Run]:
-    """The finished runs by (row, seed)."""
-    runs = {}
-    for row in rows:
-        for seed in seeds:
-            folder = folder_of(output, row, seed)
-            if folder.is_dir():
-                options = read_options(folder)
-                told = json.loads((folder / "run.json").read_text())
-                runs[row, seed] = Run(last_top1(folder, options["epochs"]), options, **told)
-    return runs
 
 
 def report(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
@@ -128,11 +60,12 @@ def models(
 
 def optimizers(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
     """What optimizers make of W: as `report`, with its root mean square over all blocks in the last epoch's
-    checkpoint. That of W at its init is `init_std`."""
+    checkpoint, of the runs whose folders are there. That of W at its init is `init_std`."""
 
     def line(row: str, runs: Mapping[int, Run]) -> list[str]:
         options = next(iter(runs.values())).options
-        size = statistics.mean(rms_of_w(folder_of(output, row, seed)) for seed in runs)
+        folders = [folder for seed in runs if (folder := folder_of(output, row, seed)).is_dir()]
+        size = statistics.mean(map(rms_of_w, folders)) if folders else math.nan
         grown = size / float(OPTIMIZERS[row].model_kwargs["init_std"])
         seeds = ", ".join(map(str, runs))
         return [

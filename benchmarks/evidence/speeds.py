@@ -14,7 +14,7 @@ import timm
 import torch
 from evidence_models import Contender, values
 from families import MODELS, RECIPES
-from report import machine
+from runs import machine
 from timm.optim import create_optimizer_v2
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm

@@ -1,0 +1,74 @@
+"""The small convolutional net that teaches gmlp_pico4 in its last stage: for train.py's --device-modules.
+
+It sees what its pupil sees: 32 px images, normalised by the same mean and std.
+"""
+
+from typing import Any
+
+import torch
+from timm.layers import ConvNormAct, SelectAdaptivePool2d
+from timm.models import (
+    build_model_with_cfg,
+    generate_default_cfgs,
+    get_pretrained_cfg_value,
+    register_model,
+)
+from torch import nn
+
+import gmlp_vision  # noqa: F401  registers the pupil
+
+default_cfgs = generate_default_cfgs(
+    {
+        "conv_teacher": {
+            **{
+                key: get_pretrained_cfg_value("gmlp_pico4", key)
+                for key in ("num_classes", "input_size", "crop_pct", "interpolation", "mean", "std")
+            },
+            "first_conv": "stem.conv",
+            "classifier": "head",
+        }
+    }
+)
+
+
+class Stage(nn.Module):
+    """A convolution, max pooling to half the size, and a residual branch of two more convolutions."""
+
+    def __init__(self, in_chs: int, out_chs: int) -> None:
+        super().__init__()
+        self.widen = nn.Sequential(
+            ConvNormAct(in_chs, out_chs, 3, apply_act=False), nn.MaxPool2d(2), nn.GELU()
+        )
+        self.branch = nn.Sequential(*(ConvNormAct(out_chs, out_chs, 3, act_layer=nn.GELU) for _ in range(2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.widen(x)
+        return x + self.branch(x)
+
+
+class ConvTeacher(nn.Module):
+    """Three stages from 32 x 32 to 4 x 4, then the maximum over each channel and a linear head."""
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        stem_width: int = 32,
+        widths: tuple[int, ...] = (64, 128, 256),
+    ) -> None:
+        super().__init__()
+        self.num_classes, self.in_chans, self.num_features = num_classes, in_chans, widths[-1]
+        self.stem = ConvNormAct(in_chans, stem_width, 3, act_layer=nn.GELU)
+        self.stages = nn.Sequential(
+            *(Stage(before, width) for before, width in zip((stem_width, *widths), widths, strict=False))
+        )
+        self.pool = SelectAdaptivePool2d(pool_type="max", flatten=True)
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.pool(self.stages(self.stem(x))))
+
+
+@register_model
+def conv_teacher(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    return build_model_with_cfg(ConvTeacher, "conv_teacher", pretrained, **kwargs)
