@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -154,6 +155,26 @@ def test_preprocessing_and_provenance_of_the_source_stay(tmp_path: Path) -> None
     assert {key: cfg[key] for key in said} == said
 
 
+@pytest.mark.parametrize("at_root", [True, False])
+def test_names_of_classes_stay_unless_there_is_a_new_head(tmp_path: Path, at_root: bool) -> None:
+    model = tiny(num_classes=3)
+    said: dict[str, Any] = {"label_names": ["cat", "dog", "owl"], "label_descriptions": {"owl": "a bird"}}
+    timm.models.save_for_hf(
+        model,
+        str(tmp_path / "in"),
+        safe_serialization=True,
+        model_config=said if at_root else {"pretrained_cfg": {**said, "num_classes": 3}},
+    )
+    convert_file(tmp_path / "in", tmp_path / "out", img_size=(48, 48))
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert {key: config[key] for key in said} == said
+    assert not said.keys() & config["pretrained_cfg"].keys()
+    cfg = timm.create_model(f"local-dir:{tmp_path / 'out'}").pretrained_cfg
+    assert {key: cfg[key] for key in said} == said
+    convert_file(tmp_path / "in", tmp_path / "other", num_classes=4)
+    assert "label_names" not in (tmp_path / "other/config.json").read_text()
+
+
 @pytest.mark.parametrize(("dim", "hidden"), [(49, 98), (12, 38), (100, 286), (7, 30), (25, 58)])
 def test_any_hidden_width_is_written_as_a_ratio_that_gives_it(dim: int, hidden: int) -> None:
     state = {
@@ -222,6 +243,7 @@ def test_a_file_may_be_converted_onto_itself(source: Path) -> None:
 WRITER = """
 import sys, torch
 from pathlib import Path
+from typing import Any
 from gmlp_vision.checkpoints.save import save_file
 print("ready", flush=True)
 while True:

@@ -446,6 +446,14 @@ def test_records_outlive_the_folders(tmp_path: Path) -> None:
     assert report(tmp_path, [0, 1], RECIPE) == table.replace("40.00", "50.00")
 
 
+def test_a_table_says_where_a_run_is_older_than_its_row(tmp_path: Path) -> None:
+    finished(tmp_path, "nadamuon_dense", 0, 40.0, opt="nadamuon", lr=4e-3)
+    finished(tmp_path, "nadamuon_dense", 1, 40.0, opt="nadamuon", lr=8e-3)
+    told = kernels(tmp_path, [0, 1], RECIPE)
+    assert "Other than the recipe: lr 0.004, not the row's 8e-3 (nadamuon_dense seed 0).\n" in told
+    assert told.count("Other than the recipe") == 1
+
+
 def test_the_table_of_optimizers_says_how_far_w_went(tmp_path: Path) -> None:
     for seed, rms in ((0, 3e-3), (1, 5e-3)):
         finished(tmp_path, "lamb_1e-3", seed, 40.0 + seed, opt="lamb", lr=0.03)

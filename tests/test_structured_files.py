@@ -77,6 +77,12 @@ def test_of_a_registered_name_with_another_kind(tmp_path: Path) -> None:
     same(made.eval()(images()), nearest_of(plain(), "axial")(images()))
 
 
+def test_fitting_draws_nothing(dense: Path) -> None:
+    model, state = tiny(spatial="axial"), torch.get_rng_state()
+    load_checkpoint(model, dense, fit=True)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_what_has_no_nearest_is_refused(dense: Path) -> None:
     with pytest.raises(CheckpointError, match="no nearest one: W is a softmax of a quadratic form"):
         timm.create_model(f"local-dir:{dense}", pretrained=True, spatial="gqpe")

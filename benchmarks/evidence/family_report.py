@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import timm
 from evidence_models import IMAGES, parameters, values
 from families import FAMILIES, MODELS, RECIPES
-from report import deviations, machines
+from report import deviations, machines, mean_and_std
 from runs import Run, read_runs
 from speeds import INFERENCE, read_speeds
 
@@ -101,11 +101,3 @@ def read_rows(output: Path, seeds: Sequence[int]) -> list[Row]:
             count, macs = parameters(model, sizes), count_macs(made.eval(), IMAGES["input_size"][1:])
             rows.append(Row(family, model.title, count, macs, own, images.get(family, {})))
     return rows
-
-
-def mean_and_std(top1: Sequence[float]) -> tuple[str, str]:
-    """Cells; "-" where there are too few runs for it."""
-    return (
-        f"{statistics.mean(top1):.2f}" if top1 else "-",
-        f"{statistics.stdev(top1):.2f}" if len(top1) > 1 else "-",
-    )

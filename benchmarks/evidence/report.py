@@ -17,7 +17,6 @@ OWN = {"device_modules", "model", "model_kwargs", "seed"}
 TOP1 = ("top-1, mean", "std", "min", "max")
 COLUMNS = ("row", "model", "parameters", "seeds", *TOP1, "minutes a run")
 OPTIMIZER_COLUMNS = ("row", "optimizer", "lr", "seeds", *TOP1, "rms of W at the end", "times its start")
-
 RATE_COLUMNS = ("row", "optimizer", "lr", "seeds", *TOP1)
 
 
@@ -109,8 +108,15 @@ def table(
 def top1(runs: Mapping[int, Run]) -> list[str]:
     """The cells of TOP1."""
     values = [run.top1 for run in runs.values()]
-    std = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "-"
-    return [f"{statistics.mean(values):.2f}", std, f"{min(values):.2f}", f"{max(values):.2f}"]
+    return [*mean_and_std(values), f"{min(values):.2f}", f"{max(values):.2f}"]
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[str, str]:
+    """Cells; "-" where there are too few runs for it."""
+    return (
+        f"{statistics.mean(values):.2f}" if values else "-",
+        f"{statistics.stdev(values):.2f}" if len(values) > 1 else "-",
+    )
 
 
 def deviations(
@@ -119,11 +125,16 @@ def deviations(
     """A line on each thing that was neither as the recipe nor as the row says, or was said beyond them."""
     found: dict[str, list[str]] = {}
     for (row, seed), run in runs.items():
-        own = OWN | {name.replace("-", "_") for name in rows[row].options}
+        own = {name.replace("-", "_"): said for name, said in rows[row].options.items()}
         texts = [
             f"{key} {run.options.get(key)!r}, not {value!r}"
             for key, value in recipe.items()
-            if key not in own and run.options.get(key) != value
+            if key not in OWN | own.keys() and run.options.get(key) != value
+        ]
+        texts += [  # a run of before the row was changed
+            f"{key} {run.options.get(key)!r}, not the row's {said}"
+            for key, said in own.items()
+            if said and _words(run.options.get(key)) != _words(said)
         ]
         if run.further:
             texts.append(f"given {' '.join(run.further)}")
@@ -133,6 +144,22 @@ def deviations(
         f"Other than the recipe: {text} ({'all' if len(names) == len(runs) else ', '.join(names)})."
         for text, names in found.items()
     ]
+
+
+def _words(value: object) -> list[object]:
+    """An option, as it is said in words or as train.py has it, so that both compare equal."""
+    if isinstance(value, dict):
+        value = [f"{key}={of_key}" for key, of_key in value.items()]
+    words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return [_number(word) for word in words.split()]
+
+
+def _number(word: str) -> object:
+    """The number that a word says, else the word."""
+    try:
+        return float(word)
+    except ValueError:
+        return word
 
 
 def machines(runs: Mapping[tuple[str, int], Run]) -> list[str]:

@@ -17,6 +17,7 @@ from gmlp_vision.atomic import write_file
 from gmlp_vision.errors import UserError
 
 RECORDS = "runs.jsonl"
+PLACES = {"config", "data_dir", "experiment", "output"}
 
 
 class Run(NamedTuple):
@@ -102,16 +103,14 @@ def record(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str
     """Writes a line for each finished run of whichever row into a file in `output`, which a table is printed
     from as from the folders. Lines of runs whose folders are gone stay.
 
-    Of train.py's options, those that the recipe names are kept, and the model's.
+    Of train.py's options, those that name places on the machine are left out, and what is not set.
     """
     records = read_records(output)
-    kept = sorted({*recipe, "model_kwargs"})
     for told in output.glob("*/seed*/run.json"):
         row, seed = told.parent.parent.name, int(told.parent.name.removeprefix("seed"))
         if seed in seeds:
             run = read_run(told.parent)
-            options = {key: run.options[key] for key in kept if key in run.options}
-            records[row, seed] = run._replace(options=options)
+            records[row, seed] = run._replace(options=without_places(run.options))
     lines = [
         json.dumps({"row": row, "seed": seed, **records[row, seed]._asdict()}) + "\n"
         for row, seed in sorted(records)
@@ -119,3 +118,7 @@ def record(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str
     output.mkdir(parents=True, exist_ok=True)
     write_file(output / RECORDS, "".join(lines))
     return f"{output / RECORDS}: {len(lines)} runs"
+
+
+def without_places(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: of for key, of in options.items() if key not in PLACES and of is not None}

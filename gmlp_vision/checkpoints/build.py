@@ -18,6 +18,7 @@ from gmlp_vision.checkpoints.names import Tensors
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.rounding import FLOATS, joined
+from gmlp_vision.checkpoints.save import LABELS
 from gmlp_vision.checkpoints.settings import settings_of
 from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.checkpoints.values import check_memory, check_values
@@ -25,10 +26,11 @@ from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.sized import sized
 
-# What a config says of the images and of where the weights come from.
+# What a config says of the images, of where the weights come from, and of what the classes are called.
 KEPT: dict[str, Any] = {
     **{"mean": list, "std": list, "interpolation": str, "crop_pct": (int, float)},
     **{"tag": str, "description": str},
+    **{"label_names": (list, dict), "label_descriptions": dict},
 }
 
 
@@ -160,7 +162,8 @@ def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None,
         if size is not None:
             kwargs["img_size"] = size.image
     if identity.name is not None:
-        kwargs["pretrained_cfg_overlay"] = _kept(checkpoint.config)
+        # with the class count of the file timm drops the names of classes that a model does not have
+        kwargs["pretrained_cfg_overlay"] = {**_kept(checkpoint.config), "num_classes": identity.num_classes}
     kwargs.update(in_chans=identity.in_chans, dtype=widest(identity.tensors))
     planned = identity.create(**kwargs, device="meta")
     sized(planned).sizes(None, None)  # timm's own would drop what the patch leaves of an image
@@ -173,4 +176,5 @@ def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
     cfg = config.get("pretrained_cfg")
     if not isinstance(cfg, Mapping):
         return {}
+    cfg = {**cfg, **{k: config[k] for k in LABELS if k in config}}
     return {k: cfg[k] for k, kind in KEPT.items() if isinstance(cfg.get(k), kind) and cfg[k]}

@@ -101,8 +101,8 @@ def adapt_kinds(tensors: Tensors, like: Any, model: Any, report: Report, size: S
         exchanged = {n: t for n, t in exchanged.items() if n not in named or n == f"{name}.bias"}
         nearest = _nearest(layer, w, size.grids[name], report.source)
         dtype = joined(next(iter(within.values())).dtype, layer.bias.dtype)
-        exchanged |= {f"{name}.{key}": tensor.to(dtype) for key, tensor in nearest.items()}
-        _tell(name, layer, file[name], nearest, w, size, report)
+        exchanged |= {f"{name}.{key}": tensor.to(dtype) for key, tensor in _numbers(nearest).items()}
+        _tell(name, nearest, file[name], w, report)
     return adapt(exchanged, model, report, size)
 
 
@@ -110,8 +110,8 @@ def _matrix(within: Tensors, grid: tuple[int, int], source: str) -> torch.Tensor
     """W of a layer of a file, (N, N) in float64."""
     kind = spatial_of(within)
     try:
-        layer = projection_of(**kind)(grid, device="cpu", dtype=torch.float64)
-        layer.load_state_dict(within)
+        layer = projection_of(**kind)(grid, device="meta")  # where nothing is drawn
+        layer.load_state_dict({n: t.to("cpu", torch.float64) for n, t in within.items()}, assign=True)
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"{source} has tensors that are none of a {kind['spatial']} W: {error}"
@@ -124,39 +124,36 @@ def _matrix(within: Tensors, grid: tuple[int, int], source: str) -> torch.Tensor
     return w[0]
 
 
-def _nearest(
-    layer: Structured, w: torch.Tensor, grid: tuple[int, int], source: str
-) -> dict[str, torch.Tensor]:
-    options = type(layer).options_of(layer.state_dict()) or {}
+def _nearest(layer: Structured, w: torch.Tensor, grid: tuple[int, int], source: str) -> Structured:
+    """A layer of this one's kind on the file's grid, in float64, whose W is the nearest; its b is 0."""
+    cls: Any = type(layer)
+    options = cls.options_of(layer.state_dict()) or {}
     try:
-        return type(layer).nearest(w, grid, **options)
+        tensors = cls.nearest(w, grid, **options)
     except ValueError as error:
         raise CheckpointError(f"{source} has W's of another kind than the model, and {error}") from error
+    made: Structured = cls(grid, **options, device="meta")
+    made.load_state_dict({**tensors, "bias": w.new_zeros(len(w))}, assign=True)
+    return made
 
 
-def _tell(
-    name: str,
-    layer: Structured,
-    theirs: Structured,
-    nearest: dict[str, torch.Tensor],
-    w: torch.Tensor,
-    size: SourceSize,
-    report: Report,
-) -> None:
+def _tell(name: str, nearest: Structured, theirs: Structured, w: torch.Tensor, report: Report) -> None:
     """Says in the report what became of the W of one layer."""
-    if isinstance(layer, SharedKernel):
-        for key in nearest.keys() - theirs.RULES.keys():
+    if isinstance(nearest, SharedKernel):
+        for key in nearest.RULES.keys() - theirs.RULES.keys():
             report.adapted[f"{name}.{key}"] = "0, since the file has no such kernel"
         return
-    if isinstance(theirs, SharedKernel) and isinstance(layer, SpatialProjection):
+    if isinstance(theirs, SharedKernel) and isinstance(nearest, SpatialProjection):
         return
-    own = _kind(layer)
-    made = projection_of(**own)(size.grids[name], dtype=torch.float64)
-    made.load_state_dict({**nearest, "bias": made.bias})
-    left = (w - made.matrix()[0]).square().sum() / w.square().sum()
+    left = (w - nearest.matrix().detach()[0]).square().sum() / w.square().sum()
     report.explained[name] = 1.0 - left.item() if w.any() else 1.0
-    for key in nearest:
-        report.adapted[f"{name}.{key}"] = f"of the {own['spatial']} W nearest to the file's"
+    for key in _numbers(nearest):
+        report.adapted[f"{name}.{key}"] = f"of the {_kind(nearest)['spatial']} W nearest to the file's"
+
+
+def _numbers(layer: Structured) -> dict[str, torch.Tensor]:
+    """What W is made of."""
+    return {key: tensor for key, tensor in layer.state_dict().items() if key != "bias"}
 
 
 def _maps(model: Any) -> dict[str, Structured]:

@@ -22,6 +22,8 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SAFE_SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pth", ".pt", ".pth.tar", ".bin", ".ckpt")
 
+LABELS = ("label_names", "label_descriptions")  # at the root of a config.json, where transformers looks too
+
 
 def is_file_name(path: Path) -> bool:
     """Whether this name asks for one file of weights, in capitals or not; any other asks for a folder."""
@@ -86,5 +88,6 @@ def write_local_dir(model: nn.Module, folder: Path, **config: Any) -> None:
     stated = json.loads(config_file.read_text(encoding="utf-8"))
     # which says it at its root too; transformers' TimmWrapper would give both to timm, and fail
     stated["model_args"].pop("num_classes", None)
+    stated |= {key: stated["pretrained_cfg"].pop(key) for key in LABELS if key in stated["pretrained_cfg"]}
     stated["sha256"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     write_file(config_file, json.dumps(stated, indent=2) + "\n")
