@@ -55,6 +55,7 @@ class ConvTeacher(nn.Module):
         in_chans: int = 3,
         stem_width: int = 32,
         widths: tuple[int, ...] = (64, 128, 256),
+        drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
         self.num_classes, self.in_chans, self.num_features = num_classes, in_chans, widths[-1]
@@ -63,10 +64,11 @@ class ConvTeacher(nn.Module):
             *(Stage(before, width) for before, width in zip((stem_width, *widths), widths, strict=False))
         )
         self.pool = SelectAdaptivePool2d(pool_type="max", flatten=True)
+        self.drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.pool(self.stages(self.stem(x))))
+        return self.head(self.drop(self.pool(self.stages(self.stem(x)))))
 
 
 @register_model
