@@ -93,7 +93,7 @@ OPTIMIZERS["lamb_undecayed"] = Contender(
 )
 
 # The rates that were chosen on held-out training images (RESULTS.md)
-ADAMW: dict[str, str] = {}
+ADAMW = {"lr": "4e-3"}
 NADAMUON = {"opt": "nadamuon", "lr": "8e-3"}
 
 # Does a shared kernel beside W help? `dense+...` is merged into W after training.
