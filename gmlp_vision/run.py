@@ -42,8 +42,8 @@ def find_script(script: str) -> Path:
     tag, home = f"v{timm.__version__}", "https://github.com/huggingface/pytorch-image-models"
     raise UserError(
         f"no script at {' or '.join(map(str, candidates))}. timm's package holds none of its scripts: "
-        f"git clone --depth 1 --branch {tag} {home} brings them; then give a script's path, or set "
-        "TIMM_SCRIPTS to that folder"
+        f"git clone --depth 1 --branch {tag} {home} brings them; then give a script's path (that "
+        "folder where the option is --scripts), or set TIMM_SCRIPTS to it"
     )
 
 

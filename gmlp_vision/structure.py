@@ -108,8 +108,10 @@ def study(
     grid = layers[0].grid_size
     chosen = [DENSE, *(k for k in dict.fromkeys(usual_kinds(grid) if kinds is None else kinds) if k != DENSE)]
     _check_kinds(chosen, grid)
-    split = split or next((s for s in ("validation", "val", "test") if (data_dir / s).is_dir()), "validation")
+    split = split or next((s for s in ("validation", "val", "test") if (data_dir / s).is_dir()), "test")
     for name in (train_split, split):
+        if not (data_dir / name).is_dir():  # timm would take all that is in data_dir, for both
+            raise UserError(f"{data_dir} has no folder {name}; expected one for training and one for test")
         classes, _ = classes_in(data_dir, name)
         check_classes(classes, built.model.num_classes, data_dir)
     data = {"data": str(data_dir.resolve()), "train_split": train_split, "split": split}

@@ -282,7 +282,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "config").mkdir()
     for source, why in {
-        tmp_path / "x.pth": "not a whole torch file",
+        tmp_path / "x.pth": "not a whole torch file of tensors: its pickle is not torch's",
         tmp_path / "x.safetensors": r"not a whole \.safetensors file",
         tmp_path / "folder": "a folder without config.json",
         f"local-dir:{tmp_path / 'nothing'}": "neither a file nor a folder",

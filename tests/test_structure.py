@@ -149,6 +149,8 @@ def test_what_is_refused_at_once(folder: Path, tmp_path: Path) -> None:
         (["axial"], {"test_images": 0}, "test_images is 0; expected at least 1"),
         (["axial"], {"batch_size": 16}, "fewer training images than the 16 of a batch"),
         (["axial"], {"split": "train/a"}, "does not hold a folder of images for each class"),
+        (["axial"], {"split": "other"}, "data has no folder other; expected one for training and one"),
+        (["axial"], {"train_split": "other"}, "data has no folder other"),
         (["axial"], {"device": "abacus"}, "nothing can be computed on the device 'abacus'"),
     ):
         with pytest.raises((UserError, ValueError), match=said):

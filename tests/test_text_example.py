@@ -77,6 +77,19 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
         run(tmp_path / "halved", "--steps", "6", "--batch", "2")
 
 
+def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for args, said in (
+        (("--steps", "0"), "--steps is 0; expected at least 1"),
+        (("--lr", "-1"), "--lr is -1.0; expected a number above 0"),
+        (("--lr", "nan"), "--lr is nan; expected a number above 0"),
+        (("--out", str(tmp_path / "file")), "file: File exists; expected a folder, or the name of a new one"),
+    ):
+        with pytest.raises(SystemExit):
+            train.main(["split", "--out", str(tmp_path), *args])
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("row", ["split", "toeplitz"])
 def test_muon_takes_w_but_no_table(row: str) -> None:
     net = model.TextModel(*ROWS[row])

@@ -176,7 +176,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     rows = "; ".join(f"{name}: {row.title}" for name, row in ALL.items() if name not in FAMILIES)
     rows += f"; adamw_ or nadamuon_ and one of {', '.join(MODELS)}: the family with this optimizer"
     # no abbreviations: what is not known here goes to train.py
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument(
         "row",
         choices=[*ALL, "images", *TABLES],

@@ -6,6 +6,7 @@ from a generator of its own. So all rows of a seed see the same batches.
 
 import argparse
 import json
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -122,8 +123,13 @@ def main(argv: list[str] | None = None) -> None:
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}; expected at least 1")
     args.lr = LR[args.opt] if args.lr is None else args.lr
+    if not 0 < args.lr < math.inf:
+        parser.error(f"--lr is {args.lr}; expected a number above 0")
     args.name = args.name or f"{args.row}.{args.seed}" + (".adamw" if args.opt == "adamw" else "")
-    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out is {args.out}: {error.strerror}; expected a folder, or the name of a new one")
     torch.set_num_threads(1)
     print("corpus:", json.dumps(corpus().about))
     run = {key: getattr(args, key) for key in ("row", "seed", "opt", "lr", "steps", "batch", "part")}

@@ -99,6 +99,6 @@ def _refusal(error: Exception, data: bytes, path: Path, safe: bool, source: str)
             f"{source} is refused: to load it would run {wanted[1]}, and tensors need no code. If you trust "
             "its author, ask for the state_dict() alone"
         )
-    if isinstance(error, pickle.UnpicklingError):
+    if isinstance(error, (pickle.UnpicklingError, LookupError)):  # LookupError says only where it stopped
         reason = "its pickle is not torch's"
     return f"{source} is not a whole torch file of tensors: {reason}"

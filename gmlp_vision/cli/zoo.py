@@ -11,7 +11,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "zoo",
         help="the names of all models: parameters, multiply-adds, image sizes, weights, ...",
-        epilog="example: gmlp-vision zoo gfnet_*",
+        epilog='example: gmlp-vision zoo "gfnet_*"',
     )
     parser.add_argument(
         "pattern", metavar="PATTERN", type=name, nargs="?", help="which, such as 'gmlp_*' (default: all)"
