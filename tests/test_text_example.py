@@ -275,6 +275,15 @@ def test_fill_trains_first_where_there_is_no_run(
     assert "training" not in capsys.readouterr().out
 
 
+def test_fill_does_not_train_over_a_result_that_has_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "split.0.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        fill("a?c", "--run", "split.0", "--out", str(tmp_path))
+    assert "the result of split.0 without its weights" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -14,13 +14,14 @@
 
 ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}_{1e-6, 1e-4, 1e-3}, an
 optimizer and the standard deviation of W at its start; or {adamw, nadamuon}_{dense, dense+toeplitz,
-dense+3x3}, an optimizer and what W is; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate;
-or a lever of levers.py; or {adamw, nadamuon}_FAMILY, an optimizer and a family of families.py.
+dense+3x3, dense+7x7}, an optimizer and what W is, or nadamuon_dense+toeplitz_FORM, the kernel in another
+form; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate; or a lever of levers.py; or
+{adamw, nadamuon}_FAMILY, an optimizer and a family of families.py.
 
 `table` sums up the first, `optimizers`, `kernels`, `rates`, `levers` and `families` the others. `figures`
 draws what `families` tells; `speeds` measures how fast its models are, by turns, and nothing else should run
-then. `record` writes what the tables read of the finished runs into one small file, runs.jsonl; those of
-RESULTS.md are in benchmarks/evidence/runs, which --output takes.
+then. `record` writes what the tables read of the finished runs into one small file, runs.jsonl; such files
+are in benchmarks/evidence/measured, which --output takes.
 
 Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
 that are not known here go to train.py as they are. `images` makes the folder of the 10,000 images alone,
