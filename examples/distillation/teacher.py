@@ -34,12 +34,14 @@ default_cfgs = generate_default_cfgs(
 class Stage(nn.Module):
     """A convolution, max pooling to half the size, and a residual branch of two more convolutions."""
 
-    def __init__(self, in_chs: int, out_chs: int) -> None:
+    def __init__(self, in_chs: int, out_chs: int, **dd: Any) -> None:
         super().__init__()
         self.widen = nn.Sequential(
-            ConvNormAct(in_chs, out_chs, 3, apply_act=False), nn.MaxPool2d(2), nn.GELU()
+            ConvNormAct(in_chs, out_chs, 3, apply_act=False, **dd), nn.MaxPool2d(2), nn.GELU()
         )
-        self.branch = nn.Sequential(*(ConvNormAct(out_chs, out_chs, 3, act_layer=nn.GELU) for _ in range(2)))
+        self.branch = nn.Sequential(
+            *(ConvNormAct(out_chs, out_chs, 3, act_layer=nn.GELU, **dd) for _ in range(2))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.widen(x)
@@ -56,16 +58,22 @@ class ConvTeacher(nn.Module):
         stem_width: int = 32,
         widths: tuple[int, ...] = (64, 128, 256),
         drop_rate: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_classes, self.in_chans, self.num_features = num_classes, in_chans, widths[-1]
-        self.stem = ConvNormAct(in_chans, stem_width, 3, act_layer=nn.GELU)
+        self.stem = ConvNormAct(in_chans, stem_width, 3, act_layer=nn.GELU, **dd)
         self.stages = nn.Sequential(
-            *(Stage(before, width) for before, width in zip((stem_width, *widths), widths, strict=False))
+            *(
+                Stage(before, width, **dd)
+                for before, width in zip((stem_width, *widths), widths, strict=False)
+            )
         )
         self.pool = SelectAdaptivePool2d(pool_type="max", flatten=True)
         self.drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(widths[-1], num_classes)
+        self.head = nn.Linear(widths[-1], num_classes, **dd)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.drop(self.pool(self.stages(self.stem(x)))))
