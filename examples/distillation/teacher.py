@@ -3,6 +3,7 @@
 It sees what its pupil sees: 32 px images, normalised by the same mean and std.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -65,12 +66,7 @@ class ConvTeacher(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_classes, self.in_chans, self.num_features = num_classes, in_chans, widths[-1]
         self.stem = ConvNormAct(in_chans, stem_width, 3, act_layer=nn.GELU, **dd)
-        self.stages = nn.Sequential(
-            *(
-                Stage(before, width, **dd)
-                for before, width in zip((stem_width, *widths), widths, strict=False)
-            )
-        )
+        self.stages = nn.Sequential(*(Stage(*between, **dd) for between in pairwise((stem_width, *widths))))
         self.pool = SelectAdaptivePool2d(pool_type="max", flatten=True)
         self.drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(widths[-1], num_classes, **dd)
