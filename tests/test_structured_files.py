@@ -10,7 +10,7 @@ from tiny import TINY, images, same, same_weights, tiny
 from torch import nn
 
 from gmlp_vision import CheckpointError, load_checkpoint
-from gmlp_vision.checkpoints import build, convert_file
+from gmlp_vision.checkpoints import build, convert_file, describe
 from gmlp_vision.cli import main
 from gmlp_vision.layers.spatial import kind_of
 
@@ -266,3 +266,20 @@ def test_the_shipped_weights(tmp_path: Path) -> None:
     assert len(report.explained) == 8
     assert 0 < min(report.explained.values()) < max(report.explained.values()) < 1
     assert load_file(tmp_path / "pico.safetensors")[f"{GATE}.table"].shape == (15, 15)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ({"spatial": "toeplitz"}, "toeplitz"),
+        ({"spatial": "3x3", "groups": 2}, "3x3, in 2 groups"),
+        ({"spatial": "rank:2"}, "rank:2"),
+        ({"spatial": "dense+3x3"}, "dense+3x3"),
+        ({}, None),
+    ],
+)
+def test_info_tells_the_kind_of_a_bare_file(
+    kwargs: dict[str, object], told: str | None, tmp_path: Path
+) -> None:
+    save_file(tiny(**kwargs).state_dict(), tmp_path / "w.safetensors")
+    assert describe(tmp_path / "w.safetensors").get("W") == told

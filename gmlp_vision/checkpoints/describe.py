@@ -123,7 +123,7 @@ def _architecture(identity: Identity) -> str:
 
 
 def _shape(identity: Identity) -> dict[str, str]:
-    """Depth and width, as far as the arguments tell them."""
+    """Depth, width and the kind of W, as far as the arguments tell them; nothing of a dense W."""
     told = {
         **families.sizes_of_name(str(identity.name)),
         **(families.sizes_of(identity.family, identity.tensors) or {}),
@@ -131,9 +131,11 @@ def _shape(identity: Identity) -> dict[str, str]:
     }
     depth, width = (next((told[key] for key in keys if key in told), None) for keys in (DEPTHS, WIDTHS))
     hidden = f", hidden {_numbers(_alike(told['mlp_ratio']))} times that" if "mlp_ratio" in told else ""
+    kind, groups = told.get("spatial", "dense"), told.get("groups", 1)
     return {
         **({} if depth is None else {"depth": _numbers(depth)}),
         **({} if width is None else {"width": f"{_numbers(width)}{hidden}"}),
+        **({} if kind == "dense" else {"W": kind if groups == 1 else f"{kind}, in {groups} groups"}),
     }
 
 
