@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run_on_two_ranks
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from tiny import TINY, images, same_weights, tiny
@@ -44,20 +45,17 @@ def train(mode: str, dtype: torch.dtype, rank: int = 0, batch: slice = slice(BAT
 
 
 def one_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     half = BATCH // 2
     for mode, dtype in product(MODES, TOLERANCES):
         done = train(mode, dtype, rank, slice(rank * half, (rank + 1) * half))
         torch.save(done, f"{folder}/{mode}-{dtype}-{rank}.pth")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What both ranks have written, of each mode and dtype."""
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(one_rank, (str(folder),), nprocs=2)
+    run_on_two_ranks(one_rank, folder)
     return folder
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run_on_two_ranks
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from tiny import images, same_weights, tiny
@@ -65,18 +66,15 @@ def size_of(name: str) -> tuple[int, int]:
 
 
 def one_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for name in NAMES:
         torch.save(train(name, rank, [HALVES[rank]]), f"{folder}/{name}-{rank}.pth")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What both ranks have written of each model: one launch for all of them."""
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(one_rank, (str(folder),), nprocs=2)
+    run_on_two_ranks(one_rank, folder)
     return folder
 
 
