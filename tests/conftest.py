@@ -13,9 +13,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core: more threads would o
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays, and need not be gone through at each collection of garbage."""
-    gc.collect()
-    gc.freeze()
+    """In a worker what is imported by now stays, and need not be gone through at each collection of garbage.
+
+    Not where a summary is printed: hypothesis may be imported for that, and asks `gc` for referrers, which
+    finds none of what is frozen.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
