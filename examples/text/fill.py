@@ -73,9 +73,9 @@ def main(argv: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     file = args.out / f"{args.run}.pt"
-    if not file.exists() and file.with_suffix(".json").exists():
-        parser.error(f"{args.out} holds the result of {args.run} without its weights; give another --out")
     if not file.exists():
+        if file.with_suffix(".json").exists():
+            parser.error(f"{args.out} holds the result of {args.run} without its weights; give another --out")
         steps, minutes = (STEPS, "3 minutes") if args.run == "fill" else (train.STEPS, "2 minutes")
         print(f"there is no {file} yet: training it first, about {minutes} on one idle core")
         train.main([row, "--seed", seed, "--steps", str(steps), "--name", args.run, "--out", str(args.out)])
