@@ -14,7 +14,7 @@ from timm.models import split_model_name_tag
 
 from gmlp_vision.checkpoints import build
 from gmlp_vision.checkpoints.candidates import fits
-from gmlp_vision.checkpoints.families import check_model, family_of_name
+from gmlp_vision.checkpoints.families import check_model, top1_of
 from gmlp_vision.checkpoints.hub import cfg_of, download_pretrained, refuse_page, released_at
 from gmlp_vision.checkpoints.report import first_five
 from gmlp_vision.checkpoints.save import save_folder
@@ -118,7 +118,6 @@ def verify(
         with redirect_stdout(sys.stderr):  # it prints its result for other scripts
             run_to_end(script, ["--model", weights, "--pretrained", *data, *run, *write])
         result = _read(results, script)
-    family = family_of_name(model)
     return Verified(
         top1=result["top1"],
         top5=result["top5"],
@@ -126,7 +125,7 @@ def verify(
         size=result["img_size"],
         crop_pct=result["crop_pct"],
         interpolation=result["interpolation"],
-        published=getattr(family, "TOP1", {}).get(model),
+        published=top1_of(f"{model}.{cfg.tag}"),
         name=f"{model}.{cfg.tag}",
         source=cfg.origin_url or f"the card beside {cfg.file}",
     )

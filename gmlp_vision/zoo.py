@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gmlp_vision.checkpoints.families import families, family_of_name, names_of
+from gmlp_vision.checkpoints.families import families, names_of, top1_of
 from gmlp_vision.checkpoints.hub import WEIGHTS
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters.extract import find
@@ -111,7 +111,7 @@ def describe(name: str) -> Name:
         image=(height, width),
         filters=tuple(kinds),
         no_filters=tuple(filter(None, reasons)),
-        top1=getattr(family_of_name(name), "TOP1", {}).get(name),
+        top1=top1_of(name),
         licence=licence(name),
         weights=tuple(places(name)),
     )

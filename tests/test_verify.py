@@ -226,11 +226,20 @@ def test_the_scripts_error_is_told_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
 
 
+def test_a_published_figure_is_that_of_one_tag() -> None:
+    """The first tag's goes by the model's name; that of another would be told of weights it is not of."""
+    assert families.top1_of("resmlp_12_224") == families.top1_of("resmlp_12_224.fb_in1k") == 76.66
+    assert families.top1_of("resmlp_12_224.fb_distilled_in1k") == 77.95
+    assert families.top1_of("resmlp_12_224.fb_dino") is None
+    assert families.top1_of("vit_small_patch16_224") is None
+
+
 def test_a_published_figure_has_weights_and_a_source() -> None:
     pairs = [(family, name) for family in families.families() for name in getattr(family, "TOP1", {})]
     assert len(pairs) > 35
     for family, name in pairs:
         cfg = timm.get_pretrained_cfg(name)
+        assert families.top1_of(name) == family.TOP1[name]
         assert hub.released_at(name) or hub.page_of(name), name
         assert cfg.origin_url or cfg.file or hasattr(family, "NAMES"), name  # timm's own cfgs say no origin
 

@@ -66,7 +66,7 @@ def test_top1_is_of_names_with_weights(family: ModuleType) -> None:
         cfg = timm.get_pretrained_cfg(name)
         if cfg.hf_hub_id or cfg.url or cfg.file:
             with_weights.add(name)
-    assert set(top1) == with_weights
+    assert {name for name in top1 if "." not in name} == with_weights
     assert all(50 < value < 90 for value in top1.values())
 
 

@@ -1,8 +1,8 @@
 """What families there are, and what each says of itself.
 
 A family is a module of gmlp_vision.models. By convention it may hold `SIZES`, the arguments of each name;
-`TOP1`, the published top-1 of each name with released weights, in %, its source beside it (on ImageNet-1k
-where that says nothing else); `LAYOUTS`, other implementations' names for its tensors; and
+`TOP1`, the published top-1 of released weights, in %, its source beside it (on ImageNet-1k where that says
+nothing else), by the model's name for the weights that pretrained=True loads and by name.tag for others; `LAYOUTS`, other implementations' names for its tensors; and
 `sizes_of(state_dict)`, the arguments of a model whose tensors these are, or None. A module with `NAMES`
 speaks for models that it did not register, and with `MODEL` for their class, where the entrypoints take no
 sizes.
@@ -52,6 +52,14 @@ def names_of(family: ModuleType) -> list[str]:
 def family_of_name(name: object) -> ModuleType | None:
     """The family that owns a registered name; None if none does."""
     return next((family for family in families() if name in names_of(family)), None)
+
+
+def top1_of(name: str) -> float | None:
+    """The published top-1 of a registered name's weights, in %; of its first ones where it has no tag."""
+    model, _, tag = name.partition(".")
+    top1: Mapping[str, float] = getattr(family_of_name(model), "TOP1", {})
+    first = timm.get_pretrained_cfg(model)
+    return top1.get(model) if tag in ("", getattr(first, "tag", "")) else top1.get(name)
 
 
 def family_of_model(model: nn.Module) -> ModuleType | None:

@@ -57,15 +57,21 @@ SIZES: dict[str, dict[str, Any]] = {
 SOURCE = "timm's own models, not registered here; their files are read, converted and shown."
 VERIFIED = ()
 
-# results/results-imagenet.csv of timm, for the weights that pretrained=True loads
+# results/results-imagenet.csv of timm
 TOP1 = {
     "mixer_b16_224": 76.62,
+    "mixer_b16_224.miil_in21k_ft_in1k": 82.31,
     "mixer_l16_224": 72.08,
     "gmixer_24_224": 78.05,
     "resmlp_12_224": 76.66,
+    "resmlp_12_224.fb_distilled_in1k": 77.95,
     "resmlp_24_224": 79.38,
+    "resmlp_24_224.fb_distilled_in1k": 80.77,
     "resmlp_36_224": 79.77,
+    "resmlp_36_224.fb_distilled_in1k": 81.15,
     "resmlp_big_24_224": 81.03,
+    "resmlp_big_24_224.fb_distilled_in1k": 83.59,
+    "resmlp_big_24_224.fb_in22k_ft_in1k": 84.41,
 }
 
 NAMES = tuple(SIZES)
