@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -300,3 +301,44 @@ def test_speeds_are_written_for_all_tasks(tmp_path: Path, monkeypatch: pytest.Mo
         assert {*rates} == {*RECIPES, "inference"}
         assert all(0 < rate < 1e6 for rate in rates.values())
     assert (found["batch"], found["precision"], found["rounds"]) == (2, "bfloat16", 1)
+
+
+# -- what was learned ------------------------------------------------------------------------------------
+
+
+def trained(output: Path, row: str, seed: int) -> nn.Module:
+    """A finished run with its last checkpoint, of a model with weights that are not those of its start."""
+    finished(output, row, seed, 40.0)
+    folder = output / row / f"seed{seed}"
+    args = yaml.safe_load((folder / "args.yaml").read_text())
+    model = perturb(timm.create_model(args["model"], num_classes=10, **args.get("model_kwargs", {})), seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    CheckpointSaver(model, optimizer, checkpoint_dir=folder).save_checkpoint(epoch=4, metric=40.0)
+    return model
+
+
+def test_what_was_learned_is_told_and_drawn_and_outlives_the_folders(tmp_path: Path) -> None:
+    gmlp = trained(tmp_path, "adamw_gmlp", 0)
+    trained(tmp_path, "adamw_gmlp", 1)
+    trained(tmp_path, "nadamuon_mixer", 0)
+    trained(tmp_path, "adamw_patch_mlp", 0)
+    told = modules.learned.learned(tmp_path, [0, 1], RECIPE)
+    first, second, units, mixer = (cells_of(line) for line in told.splitlines()[2:])
+    assert (first[:4], second[:4]) == (["adamw_gmlp", "0", "token", "8"], ["adamw_gmlp", "1", "token", "8"])
+    ws = [block.mlp_channels.gate.proj.weight.detach().double() for block in gmlp.blocks]
+    places = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0)).double()
+    reach = [float((w.abs() * torch.cdist(places, places)).sum() / w.abs().sum()) for w in ws]
+    assert first[4] == f"{sum(reach) / 8:.2f}"
+    assert first != second
+    assert (units[2:4], mixer[2:4]) == (["hidden", "16"], ["token", "8"])
+    assert units[6] == "-"  # of hidden units offsets explain nothing that could be told
+    drawn = {path.name for path in (tmp_path / "learned").iterdir()}
+    assert drawn == {"adamw_gmlp.png", "nadamuon_mixer.png"}
+    for row in ("adamw_gmlp", "nadamuon_mixer"):
+        shutil.rmtree(tmp_path / row)
+    assert modules.learned.learned(tmp_path, [0, 1], RECIPE) == told
+
+
+def test_nothing_was_learned_yet(tmp_path: Path) -> None:
+    assert len(modules.learned.learned(tmp_path, [0], RECIPE).splitlines()) == 2
+    assert not [*tmp_path.iterdir()]

@@ -9,6 +9,7 @@
     python benchmarks/evidence/evidence.py speeds
     python benchmarks/evidence/evidence.py families
     python benchmarks/evidence/evidence.py figures
+    python benchmarks/evidence/evidence.py learned
     python benchmarks/evidence/evidence.py record
     python benchmarks/evidence/evidence.py images --data-dir /data/cifar10
 
@@ -20,8 +21,9 @@ form; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate; or 
 
 `table` sums up the first, `optimizers`, `kernels`, `rates`, `levers` and `families` the others. `figures`
 draws what `families` tells; `speeds` measures how fast its models are, by turns, and nothing else should run
-then. `record` writes what the tables read of the finished runs into one small file, runs.jsonl; such files
-are in benchmarks/evidence/measured, which --output takes.
+then. `learned` draws and measures what their operators look like after training. `record` writes what the
+tables read of the finished runs into one small file, runs.jsonl; such files are in
+benchmarks/evidence/measured, which --output takes.
 
 Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
 that are not known here go to train.py as they are. `images` makes the folder of the 10,000 images alone,
@@ -52,6 +54,7 @@ from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender
 from families import FAMILIES, MODELS
 from family_figures import figures
 from family_report import families
+from learned import learned
 from levers import LEVERS
 from report import kernels, levers, optimizers, rates, report
 from runs import folder_of, last_top1, machine, read_options, record
@@ -74,6 +77,7 @@ TABLES = {
     "levers": levers,
     "families": families,
     "figures": figures,
+    "learned": learned,
     "speeds": speeds,
     "record": record,
 }

@@ -1,6 +1,5 @@
 """The tables of evidence.py, from the runs that runs.py reads."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,21 +58,22 @@ def models(
 
 def optimizers(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
     """What optimizers make of W: as `report`, with its root mean square over all blocks in the last epoch's
-    checkpoint, of the runs whose folders are there. That of W at its init is `init_std`."""
+    checkpoint, of the runs whose folders are there ("-" for none). That of W at its init is `init_std`."""
 
     def line(row: str, runs: Mapping[int, Run]) -> list[str]:
         options = next(iter(runs.values())).options
         folders = [folder for seed in runs if (folder := folder_of(output, row, seed)).is_dir()]
-        size = statistics.mean(map(rms_of_w, folders)) if folders else math.nan
-        grown = size / float(OPTIMIZERS[row].model_kwargs["init_std"])
+        sizes = [rms_of_w(folder) for folder in folders]
+        size = statistics.mean(sizes) if sizes else None
+        init = float(OPTIMIZERS[row].model_kwargs["init_std"])
         seeds = ", ".join(map(str, runs))
         return [
             OPTIMIZERS[row].title,
             f"{options['lr']:g}",
             seeds,
             *top1(runs),
-            f"{size:.1e}",
-            f"{grown:.3g}",
+            "-" if size is None else f"{size:.1e}",
+            "-" if size is None else f"{size / init:.3g}",
         ]
 
     return table(OPTIMIZERS, OPTIMIZER_COLUMNS, line, read_runs(output, OPTIMIZERS, seeds), seeds, recipe)

@@ -17,6 +17,7 @@ from gmlp_vision.atomic import write_file
 from gmlp_vision.errors import UserError
 
 RECORDS = "runs.jsonl"
+# Options of train.py that say where something lies on a machine
 PLACES = {"config", "data_dir", "experiment", "output"}
 
 

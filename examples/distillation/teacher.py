@@ -1,18 +1,27 @@
 """The small convolutional net that teaches gmlp_pico4 in its last stage: for train.py's --device-modules.
 
 It sees what its pupil sees: 32 px images, normalised by the same mean and std.
+
+    python teacher.py runs/teacher/last.pth.tar teacher
+
+writes the averaged weights of a checkpoint of train.py, in float16, into a folder that
+`--kd-model-name local-dir:teacher` takes.
 """
 
+import sys
 from itertools import pairwise
 from typing import Any
 
+import timm
 import torch
 from timm.layers import ConvNormAct, SelectAdaptivePool2d
 from timm.models import (
     build_model_with_cfg,
     generate_default_cfgs,
     get_pretrained_cfg_value,
+    load_checkpoint,
     register_model,
+    save_for_hf,
 )
 from torch import nn
 
@@ -78,3 +87,10 @@ class ConvTeacher(nn.Module):
 @register_model
 def conv_teacher(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     return build_model_with_cfg(ConvTeacher, "conv_teacher", pretrained, **kwargs)
+
+
+if __name__ == "__main__":
+    checkpoint, folder = sys.argv[1:]
+    model = timm.create_model("conv_teacher")
+    load_checkpoint(model, checkpoint, use_ema=True)
+    save_for_hf(model.half(), folder, safe_serialization=True)

@@ -2,10 +2,10 @@
 
 A family is a module of gmlp_vision.models. By convention it may hold `SIZES`, the arguments of each name;
 `TOP1`, the published top-1 of released weights, in %, its source beside it (on ImageNet-1k where that says
-nothing else), by the model's name for the weights that pretrained=True loads and by name.tag for others; `LAYOUTS`, other implementations' names for its tensors; and
-`sizes_of(state_dict)`, the arguments of a model whose tensors these are, or None. A module with `NAMES`
-speaks for models that it did not register, and with `MODEL` for their class, where the entrypoints take no
-sizes.
+nothing else), by the model's name for the weights that pretrained=True loads and by name.tag for others;
+`LAYOUTS`, other implementations' names for its tensors; and `sizes_of(state_dict)`, the arguments of a model
+whose tensors these are, or None. A module with `NAMES` speaks for models that it did not register, and with
+`MODEL` for their class, where the entrypoints take no sizes.
 """
 
 import math

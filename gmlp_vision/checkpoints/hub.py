@@ -107,7 +107,7 @@ def _download_shards(repo_id: str, revision: str | None, index: Path, source: st
 
 
 def _not_fetched(source: str, error: BaseException) -> CheckpointError:
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return CheckpointError(f"{source} was not fetched: {reason[:200]}. {LOCAL_ROUTES}")
 
 

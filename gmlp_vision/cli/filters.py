@@ -68,12 +68,13 @@ def call(args: argparse.Namespace) -> None:
     chosen = bank.select(chain.from_iterable(parse_layers(args.layers))) if args.layers else bank
     page = layers_shown(chosen) if args.html else None
     stats = bank.stats()
+    figure = plot(bank, args.draw, args.layers, args.tokens, args.scale) if args.out else None
     print(bank)
     print(format_stats(stats))
     if notice := untrained_notice(stats):
         print(notice)
-    if args.out:
-        save_figure(plot(bank, args.draw, args.layers, args.tokens, args.scale), args.out)
+    if figure:
+        save_figure(figure, args.out)
         print(f"wrote {args.out}")
     if args.stats:
         write_stats(stats, args.stats)

@@ -1,0 +1,101 @@
+"""What the operators of the families learned: statistics and a picture of each run, which outlive it."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import timm
+from families import FAMILIES
+from runs import folder_of, read_options
+from timm.models import load_checkpoint
+
+from gmlp_vision.atomic import write_file
+from gmlp_vision.filters import FilterBank, extract, plot, save_figure
+from gmlp_vision.filters.extract import find
+
+STATISTICS = "learned.jsonl"
+PICTURES = "learned"
+DPI = 100
+COLUMNS = (
+    "row",
+    "seed",
+    "kind",
+    "maps",
+    "reach, in tokens",
+    "of a random one",
+    "explained by offsets",
+    "of a random one",
+    "anisotropy",
+    "symmetry",
+)
+MEANS = (
+    "locality",
+    "locality_random",
+    "toeplitz_share",
+    "toeplitz_share_random",
+    "anisotropy",
+    "symmetry",
+)
+
+
+def learned(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
+    """A line for each run of a family with maps over tokens, means over its layers.
+
+    Reads the last checkpoint of the runs whose folders are there, writes their statistics, layer by layer,
+    into a file in `output` and draws the first seed's kernels into a folder beside it. Statistics of runs
+    whose folders are gone stay.
+    """
+    known = read_learned(output)
+    for row in FAMILIES:
+        for seed in seeds:
+            folder = folder_of(output, row, seed)
+            bank = bank_of(folder) if folder.is_dir() else None
+            if bank:
+                known[row, seed] = [asdict(layer) for layer in bank.stats()]
+                if seed == seeds[0]:
+                    (output / PICTURES).mkdir(exist_ok=True)
+                    shown = "units" if all(layer.kind == "hidden" for layer in bank) else "kernels"
+                    save_figure(plot(bank, shown), output / PICTURES / f"{row}.png", dpi=DPI)
+    lines = [
+        json.dumps({"row": row, "seed": seed, "layers": layers}) + "\n"
+        for (row, seed), layers in sorted(known.items())
+    ]
+    if lines:
+        write_file(output / STATISTICS, "".join(lines))
+    table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for row in FAMILIES:
+        for seed in seeds:
+            for kind, layers in _by_kind(known.get((row, seed), [])).items():
+                cells = [row, str(seed), kind, str(len(layers)), *(_mean(layers, field) for field in MEANS)]
+                table.append(f"| {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
+def bank_of(folder: Path) -> FilterBank | None:
+    """The maps over tokens of a run's model after its last epoch; None if it has none."""
+    options = read_options(folder)
+    sizes = options.get("model_kwargs") or {}
+    model = timm.create_model(options["model"], num_classes=options["num_classes"], **sizes)
+    load_checkpoint(model, str(folder / "last.pth.tar"))
+    return extract(model) if any(find(model, options["model"], None)) else None
+
+
+def read_learned(output: Path) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """What `learned` wrote, by row and seed, a dict of statistics a layer; {} where it wrote nothing."""
+    file = output / STATISTICS
+    told = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {(each["row"], each["seed"]): each["layers"] for each in told}
+
+
+def _by_kind(layers: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    kinds = dict.fromkeys(layer["kind"] for layer in layers)
+    return {kind: [layer for layer in layers if layer["kind"] == kind] for kind in kinds}
+
+
+def _mean(layers: Sequence[dict[str, Any]], field: str) -> str:
+    """ "-" where the statistic is not one of this kind of map."""
+    found = [layer[field] for layer in layers if layer[field] is not None]
+    return f"{statistics.mean(found):.2f}" if found else "-"
