@@ -131,7 +131,7 @@ def places(name: str) -> Iterable[Place]:
         if cfg.hf_hub_id:
             yield Place(cfg.hf_hub_id, f"https://huggingface.co/{cfg.hf_hub_id}")
         elif cfg.file:
-            yield Place("in this package", f"weights/{tag}/README.md")
+            yield Place(f"{tag}, in this package", f"weights/{tag}/README.md")
         elif cfg.url:
             file, host = cfg.url.rpartition("/")[2], urlparse(cfg.url).hostname
             yield Place(file if file.endswith(WEIGHTS) else f"a page of {host}", cfg.url)

@@ -78,7 +78,8 @@ def test_what_is_said_of_a_name() -> None:
     assert row.parameters == 1_236_106
     assert row.any_size == "resampled"
     assert row.filters == ("token",)
-    assert row.weights == (("in this package", "weights/gmlp_pico4.cifar10/README.md"),)
+    tag = "gmlp_pico4.cifar10"
+    assert row.weights == ((f"{tag}, in this package", f"weights/{tag}/README.md"),)
     deep = describe("s2mlp_deep")
     assert (deep.any_size, deep.filters, deep.licence, deep.top1) == ("free", (), "", None)
     assert "shift" in deep.no_filters[0]

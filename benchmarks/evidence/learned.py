@@ -2,8 +2,9 @@
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from runs import folder_of, read_options
 from timm.models import load_checkpoint
 
 from gmlp_vision.atomic import write_file
-from gmlp_vision.filters import FilterBank, extract, plot, save_figure
+from gmlp_vision.filters import FilterBank, extract, plot_kernels, save_figure
 from gmlp_vision.filters.extract import find
 
 STATISTICS = "learned.jsonl"
 PICTURES = "learned"
 DPI = 100
+EACH = 4
 COLUMNS = (
     "row",
     "seed",
@@ -57,8 +59,7 @@ def learned(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> st
                 known[row, seed] = [asdict(layer) for layer in bank.stats()]
                 if seed == seeds[0]:
                     (output / PICTURES).mkdir(exist_ok=True)
-                    shown = "units" if all(layer.kind == "hidden" for layer in bank) else "kernels"
-                    save_figure(plot(bank, shown), output / PICTURES / f"{row}.png", dpi=DPI)
+                    save_figure(plot_kernels(a_few(bank)), output / PICTURES / f"{row}.png", dpi=DPI)
     lines = [
         json.dumps({"row": row, "seed": seed, "layers": layers}) + "\n"
         for (row, seed), layers in sorted(known.items())
@@ -75,12 +76,29 @@ def learned(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> st
 
 
 def bank_of(folder: Path) -> FilterBank | None:
-    """The maps over tokens of a run's model after its last epoch; None if it has none."""
+    """The maps over tokens of a run's model after its last epoch, without those of a single token; None if
+    it has none.
+    """
     options = read_options(folder)
     sizes = options.get("model_kwargs") or {}
     model = timm.create_model(options["model"], num_classes=options["num_classes"], **sizes)
     load_checkpoint(model, str(folder / "last.pth.tar"))
-    return extract(model) if any(find(model, options["model"], None)) else None
+    if not any(find(model, options["model"], None)):
+        return None
+    bank = extract(model)
+    return replace(bank, layers=tuple(layer for layer in bank if layer.grid != (1, 1)))
+
+
+def a_few(bank: FilterBank) -> FilterBank:
+    """What a picture of a page has room for: the first EACH maps or kernels of a block."""
+    seen: Counter[int] = Counter()
+    few = []
+    for layer in bank:
+        if layer.kind != "hidden":
+            seen[layer.block] += 1
+            if seen[layer.block] <= EACH:
+                few.append(layer)
+    return replace(bank, layers=tuple(few))
 
 
 def read_learned(output: Path) -> dict[tuple[str, int], list[dict[str, Any]]]:

@@ -117,10 +117,11 @@ class GqpeProjection(Structured):
         return "a Gaussian of the offset"
 
     def start_std(self) -> float:
-        """The standard deviation of W's entries at the start, but for noise, whatever `init_std` is."""
+        """The standard deviation of W's entries at the start, but for noise, whatever `init_std` is; 0 where
+        there is one token."""
         # on the CPU, since it is a number also where the layer is on the meta device
         centers, spreads = torch.zeros(1, 2, device="cpu"), torch.eye(2, device="cpu").unsqueeze(0)
-        return gaussian_matrix(centers, spreads, *self.grid_size).std().item()
+        return gaussian_matrix(centers, spreads, *self.grid_size).std(correction=0).item()
 
 
 def gaussian_matrix(centers: torch.Tensor, spreads: torch.Tensor, height: int, width: int) -> torch.Tensor:
