@@ -70,6 +70,9 @@ def study(
     workers: int = 1,
     device: str | None = None,
     seed: int = 0,
+    weights: str = "auto",
+    model: str | None = None,
+    prefix: str | None = None,
 ) -> list[Structure]:
     """Measures, draws and writes; goes on where an earlier call with the same arguments was stopped.
 
@@ -86,6 +89,7 @@ def study(
         workers: Processes that read images.
         device: Of torch; None for CUDA or MPS if there is one.
         seed: Of the fine-tuning.
+        weights, model, prefix: Of the source, as for `build`.
 
     Returns:
         A row a kind, the model itself first.
@@ -100,7 +104,8 @@ def study(
         if value < 1:
             raise UserError(f"{title} is {value}; expected at least 1")
     device = checked_device(device)
-    built = build(source)
+    reading: dict[str, Any] = {"weights": weights, "model": model, "prefix": prefix}
+    built = build(source, **reading)
     built.model.float().to(device)
     layers = maps_of(built.model)
     if settings_of(built.model).get("spatial") != DENSE or not layers:
@@ -115,7 +120,8 @@ def study(
         classes, _ = classes_in(data_dir, name)
         check_classes(classes, built.model.num_classes, data_dir)
     data = {"data": str(data_dir.resolve()), "train_split": train_split, "split": split}
-    said = {"model": source, **data, "seed": seed, "batch_size": batch_size, **LEARNING, **counts}
+    asked = {f"source's {key}": value for key, value in reading.items() if value not in (None, "auto")}
+    said = {"model": source, **asked, **data, "seed": seed, "batch_size": batch_size, **LEARNING, **counts}
 
     def loader(which: str, count: int, is_training: bool) -> DataLoader[Any]:
         dataset: Any = Some(create_dataset("", root=str(data_dir), split=which), count)
@@ -145,7 +151,7 @@ def study(
     total = len(fresh) * (len(few) + len(many)) + len(tuning) * (len(train) + len(many))
 
     def replaced(kind: str) -> Built:
-        made = build(source, spatial=kind)
+        made = build(source, spatial=kind, **reading)
         made.model.float().to(device)
         return made
 
@@ -252,7 +258,9 @@ def _kept(output: Path, said: dict[str, Any]) -> dict[str, Structure]:
         before = dict(told["said"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no result of this command: {error}; give another folder") from error
-    other = [f"{key} was {before.get(key)!r}" for key, value in said.items() if before.get(key) != value]
+    other = [
+        f"{key} was {before.get(key)!r}" for key in {**before, **said} if before.get(key) != said.get(key)
+    ]
     if other:
         raise UserError(f"{path} is of another study, where {', '.join(other)}: give another folder")
     return rows

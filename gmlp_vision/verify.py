@@ -59,6 +59,8 @@ def verify(
     batch_size: int = 128,
     workers: int = 4,
     device: str | None = None,
+    weights: str = "auto",
+    prefix: str | None = None,
 ) -> Verified:
     """Runs timm's validate.py on a folder of images, with the preprocessing of the model's cfg.
 
@@ -74,6 +76,7 @@ def verify(
         batch_size: Images at a time.
         workers: Processes that read images; 0 for this one.
         device: Of torch; None for CUDA or MPS if there is one.
+        weights, prefix: Of `checkpoint`, as for `read_checkpoint`.
 
     Raises:
         UserError: An argument outside what is listed above, no script, or a script that wrote no result.
@@ -88,6 +91,8 @@ def verify(
     if checkpoint is None and released_at(name) is None:
         refuse_page(name)
         raise CheckpointError(f"{name} has no released weights; give a file of some, --checkpoint FILE")
+    if checkpoint is None and (weights != "auto" or prefix is not None):
+        raise UserError("--weights and --prefix choose from a file: give one, --checkpoint FILE")
     for title, value, least in (("batch size", batch_size, 1), ("number of workers", workers, 0)):
         if value < least:
             raise UserError(f"the {title} is {value}; expected at least {least}")
@@ -99,11 +104,11 @@ def verify(
     if checkpoint is None:
         check_classes(classes, cfg.num_classes, data_dir)
     with scratch_folder() as folder:
-        weights = name
+        source = name
         if checkpoint is None:
             download_pretrained(name)  # where timm looks for it; what fails is said in a line
         else:
-            made = build(checkpoint, model=model)
+            made = build(checkpoint, model=model, weights=weights, prefix=prefix)
             like = timm.create_model(model, device="meta", **made.identity.settings)
             if not fits(made.identity.tensors, like):
                 raise CheckpointError(f"{checkpoint} does not hold the weights of a {model}")
@@ -112,14 +117,14 @@ def verify(
             shown = {key: getattr(cfg, key) for key in ("mean", "std", "interpolation", "crop_pct")}
             (folder / "model").mkdir()
             write_local_dir(made.model, folder / "model", data_config=shown)
-            weights = f"local-dir:{folder / 'model'}"
+            source = f"local-dir:{folder / 'model'}"
         results = folder / "results.json"
         data = ["--data-dir", str(data_dir), "--split", split]
         data += [] if crop_pct is None else ["--crop-pct", str(crop_pct)]
         run = ["--batch-size", str(batch_size), "--workers", str(workers), "--device", device]
         write = ["--results-file", str(results), "--results-format", "json"]
         with redirect_stdout(sys.stderr):  # it prints its result for other scripts
-            run_to_end(script, ["--model", weights, "--pretrained", *data, *run, *write])
+            run_to_end(script, ["--model", source, "--pretrained", *data, *run, *write])
         result = _read(results, script)
     return Verified(
         top1=result["top1"],

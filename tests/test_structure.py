@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from tiny import tiny
+from tiny import perturb, tiny
 from torch import nn
 
 from gmlp_vision import structure
@@ -171,6 +171,25 @@ def test_another_studys_folder_is_left_alone(folder: Path, tmp_path: Path) -> No
     (tmp_path / "out" / FILES[0]).write_text("[]")
     with pytest.raises(UserError, match="is no result of this command"):
         run(folder, tmp_path / "out", "axial")
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_a_file_that_leaves_a_choice_is_read_as_asked(folder: Path, tmp_path: Path) -> None:
+    """By the options that the refusal names; another choice is another study."""
+    raw, ema = tiny(unit="linear").state_dict(), perturb(tiny(unit="linear"), 1).state_dict()
+    file, name = tmp_path / "x.pth", "gmlp_s16_linear"
+    torch.save({"state_dict": raw, "state_dict_ema": ema}, file)
+
+    def of_file(*options: str) -> int:
+        few = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
+        few += ["--data-dir", str(folder / "data"), "--output", str(tmp_path / "out"), "--kinds", "axial"]
+        return main(["structure", str(file), *few, *options])
+
+    assert of_file() == 2
+    assert of_file("--model", name) == 0
+    shares = json.loads((tmp_path / "out" / FILES[0]).read_text())["kinds"][1]["shares"]
+    assert shares == pytest.approx([*build(file, model=name, spatial="axial").report.explained.values()])
+    assert of_file("--model", name, "--weights", "raw") == 2
 
 
 def test_models_without_dense_w_are_refused(folder: Path, tmp_path: Path) -> None:

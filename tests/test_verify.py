@@ -14,6 +14,7 @@ from tiny import perturb
 from gmlp_vision.checkpoints import families, hub
 from gmlp_vision.checkpoints.names import from_ours
 from gmlp_vision.cli import main
+from gmlp_vision.errors import UserError
 from gmlp_vision.models.gmlp import LAYOUTS
 from gmlp_vision.verify import verify
 
@@ -133,6 +134,28 @@ def test_a_file_in_other_names(
     assert found.top1 == pytest.approx(expected)
     assert (found.images, found.published) == (40, 83.34)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scripts", "theirs.pth"]
+
+
+def test_which_weights_of_a_file(scripts: Path, data: Path, tmp_path: Path) -> None:
+    crop_pct = CFG.crop_pct
+    raw, ema = (pico4(seed) for seed in range(2))
+    named = {f"teacher.{key}": value for key, value in ema.state_dict().items()}
+    pupil = {f"pupil.{key}": value for key, value in raw.state_dict().items()}
+    torch.save({"state_dict": raw.state_dict(), "state_dict_ema": ema.state_dict()}, tmp_path / "both.pth")
+    torch.save({**named, **pupil}, tmp_path / "two.pth")
+    for file, kwargs, model in (
+        ("both.pth", {}, ema),
+        ("both.pth", {"weights": "raw"}, raw),
+        ("two.pth", {"prefix": "pupil"}, raw),
+        ("two.pth", {"prefix": "teacher"}, ema),
+    ):
+        found = verify(
+            "gmlp_pico4", data, scripts=scripts, checkpoint=str(tmp_path / file), device="cpu", **kwargs
+        )
+        assert found.top1 == pytest.approx(top1(model, data, crop_pct))
+    assert top1(raw, data, crop_pct) != top1(ema, data, crop_pct)
+    with pytest.raises(UserError, match="--weights and --prefix choose from a file: give one"):
+        verify("gmlp_pico4", data, scripts=scripts, device="cpu", weights="raw")
 
 
 def test_another_crop_and_nothing_published(

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gmlp_vision.cli.options import add_source, path
+from gmlp_vision.cli.options import add_model, add_prefix, add_source, add_weights, path
 
 
 def add(commands: Any) -> None:
@@ -42,6 +42,9 @@ def add(commands: Any) -> None:
         "--workers", type=int, default=1, metavar="N", help="that read images (default: %(default)s)"
     )
     parser.add_argument("--device", help="of torch (default: cuda or mps if there, else cpu)")
+    add_model(parser)
+    add_prefix(parser)
+    add_weights(parser)
     parser.set_defaults(call=call)
 
 
@@ -62,6 +65,9 @@ def call(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
         workers=args.workers,
         device=args.device,
+        weights=args.weights,
+        model=args.model,
+        prefix=args.prefix,
     )
     print(format_structures(rows), end="")
     print(f"wrote {output}: {', '.join(FILES)}")

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from gmlp_vision.cli.options import name, path
+from gmlp_vision.cli.options import add_prefix, add_weights, name, path
 
 
 def add(commands: Any) -> None:
@@ -35,6 +35,8 @@ def add(commands: Any) -> None:
         "--workers", type=int, default=4, metavar="N", help="that read images (default: %(default)s)"
     )
     parser.add_argument("--device", type=name, help="of torch (default: cuda or mps if there, else cpu)")
+    add_prefix(parser)
+    add_weights(parser)
     parser.set_defaults(call=call)
 
 
@@ -51,6 +53,8 @@ def call(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
         workers=args.workers,
         device=args.device,
+        weights=args.weights,
+        prefix=args.prefix,
     )
     print(f"images     {found.images:,}, {found.size} px, crop_pct {found.crop_pct:g}, {found.interpolation}")
     print(f"measured   {found.top1:.2f} top-1, {found.top5:.2f} top-5")
