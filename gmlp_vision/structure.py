@@ -166,10 +166,10 @@ def study(
             row.before = 100 * accuracy(made.model, _on(many, device, progress))
             _write(output, said, rows)
         for kind in tuning:
-            model = replaced(kind).model
+            tuned = replaced(kind).model
             random_seed(seed)
-            fine_tune(model, _on(train, device, progress), len(train))
-            rows[kind].after = 100 * accuracy(model, _on(many, device, progress))
+            fine_tune(tuned, _on(train, device, progress), len(train))
+            rows[kind].after = 100 * accuracy(tuned, _on(many, device, progress))
             _write(output, said, rows)
     found = [rows[kind] for kind in (DENSE, *(k for k in rows if k != DENSE))]
     write_file(output / FILES[1], format_structures(found))
