@@ -17,7 +17,7 @@ from gmlp_vision.checkpoints.candidates import fits
 from gmlp_vision.checkpoints.families import check_model, top1_of
 from gmlp_vision.checkpoints.hub import cfg_of, download_pretrained, refuse_page, released_at
 from gmlp_vision.checkpoints.report import first_five
-from gmlp_vision.checkpoints.save import write_local_dir
+from gmlp_vision.checkpoints.save import save_folder
 from gmlp_vision.errors import CheckpointError, UserError
 from gmlp_vision.run import find_script, run_to_end
 from gmlp_vision.temporary import scratch_folder
@@ -115,8 +115,7 @@ def verify(
             check_classes(classes, made.model.num_classes, data_dir)
             # else it would have that of the first weights of its name
             shown = {key: getattr(cfg, key) for key in ("mean", "std", "interpolation", "crop_pct")}
-            (folder / "model").mkdir()
-            write_local_dir(made.model, folder / "model", data_config=shown)
+            save_folder(made.model, folder / "model", data_config=shown)
             source = f"local-dir:{folder / 'model'}"
         results = folder / "results.json"
         data = ["--data-dir", str(data_dir), "--split", split]

@@ -57,15 +57,18 @@ def save_file(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
     write_file(path, data)
 
 
-def save_folder(model: nn.Module, path: Path) -> None:
+def save_folder(model: nn.Module, path: Path, **config: Any) -> None:
     """Writes a new folder in timm's local-dir form.
+
+    Args:
+        config: As `write_local_dir` takes it.
 
     Raises:
         UserError: There is something at `path`.
         OSError: As `write_local_dir`.
     """
     with new_folder(path) as folder:
-        write_local_dir(model, folder)
+        write_local_dir(model, folder, **config)
 
 
 def write_local_dir(model: nn.Module, folder: Path, **config: Any) -> None:
