@@ -101,6 +101,7 @@ def test_the_log_of_the_first_is_of_whole_runs() -> None:
         assert f"({float(row[accuracy]):7.3f})" in log
     for args in (first, last):  # the card has the last figure of either run
         assert re.search(rf"\b{rows[args['epochs'] - 1][accuracy]}\b", card(FIRST))
+    assert stated_top1(FIRST) >= 83
 
 
 def test_the_first_was_trained_with_the_recipe() -> None:
