@@ -4,6 +4,7 @@ Layer by layer on some test images, and all at once on more, before and after an
 training images. What is measured is kept in a folder, so that a stopped run goes on.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -121,6 +122,7 @@ def study(
         check_classes(classes, built.model.num_classes, data_dir)
     data = {"data": str(data_dir.resolve()), "train_split": train_split, "split": split}
     asked = {f"source's {key}": value for key, value in reading.items() if value not in (None, "auto")}
+    asked["weights' sha256"] = sha256_of(built.model)  # a file of the same name may be another one by now
     said = {"model": source, **asked, **data, "seed": seed, "batch_size": batch_size, **LEARNING, **counts}
 
     def loader(which: str, count: int, is_training: bool) -> DataLoader[Any]:
@@ -190,6 +192,15 @@ def maps_of(model: nn.Module) -> list[Structured]:
     return [layer for layer in tied_layers(model).values() if isinstance(layer, Structured)]
 
 
+def sha256_of(model: nn.Module) -> str:
+    """Of all numbers of a model, in hex."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy())
+    return digest.hexdigest()
+
+
 def numbers_of(layer: Structured) -> int:
     """Of which W is made."""
     return sum(p.numel() for name, p in layer.named_parameters() if name != "bias")
@@ -220,7 +231,8 @@ def fine_tune(model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tens
     """One epoch, in place. What W is made of is trained, so its kind stays."""
     optimizer = create_optimizer_v2(model, **LEARNING)
     warm_up = math.ceil(WARM_UP * updates)
-    scheduler = CosineLRScheduler(optimizer, t_initial=updates, warmup_t=warm_up, t_in_epochs=False)
+    # one step more than there are, since the last of them has a rate of 0
+    scheduler = CosineLRScheduler(optimizer, t_initial=updates + 1, warmup_t=warm_up, t_in_epochs=False)
     loss_fn = nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
     model.train()
     for update, (images, labels) in enumerate(batches, start=1):

@@ -134,7 +134,7 @@ def verify(
         interpolation=result["interpolation"],
         published=top1_of(f"{model}.{cfg.tag}"),
         name=f"{model}.{cfg.tag}",
-        source=cfg.origin_url or f"the card beside {cfg.file}",
+        source=cfg.origin_url or (f"the card beside {cfg.file}" if cfg.file else "timm's results"),
     )
 
 

@@ -8,6 +8,7 @@ import timm
 import torch
 from tiny import TINY, images, same, same_weights, tiny
 from torch import nn
+from zoo import tiny_kwargs
 
 from gmlp_vision import CheckpointError, load_checkpoint
 
@@ -49,6 +50,15 @@ def test_the_same_as_into_a_model_with_numbers(args: dict[str, Any], path: Path)
     meta.set_input_size((32, 32))
     meta.train()(images(2, meta.in_chans, 32, 32).to(x.dtype)).square().sum().backward()
     assert all(p.grad is not None for p in meta.parameters())
+
+
+def test_what_no_file_has_comes_too() -> None:
+    """A mixture counts in a buffer that is not saved."""
+    model = timm.create_model("sparse_mlp_b", device="meta", **tiny_kwargs("sparse_mlp_b"))
+    load_checkpoint(model, tiny("sparse_mlp_b").state_dict())
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    model.train()(images()).square().sum().backward()
+    assert model.auxiliary_loss() > 0
 
 
 def test_what_is_frozen_stays_frozen(path: Path) -> None:

@@ -1,5 +1,7 @@
 """What a model is given by mistake: the message says what it looks like, and what to do."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +10,8 @@ import timm
 import torch
 from tiny import TINY, images, tiny
 
-from gmlp_vision import CheckpointError
-from gmlp_vision.checkpoints import describe, read_checkpoint
+from gmlp_vision import CheckpointError, load_checkpoint
+from gmlp_vision.checkpoints import build, describe, read_checkpoint
 from gmlp_vision.cli import main
 
 NAMES = ["gmlp_ti16", "s2mlp_deep"]  # one that belongs to a grid, and one that does not
@@ -77,6 +79,14 @@ def test_a_script_says_it_too() -> None:
         ({"depth": 0}, "depth is 0; expected at least 1"),
         ({"embed_dim": 16.0}, r"embed_dim is 16\.0"),
         ({"embed_dim": [16]}, r"embed_dim is \[16\]"),
+        ({"mlp_ratio": -1}, "mlp_ratio is -1; expected a number above 0"),
+        ({"mlp_ratio": float("inf")}, "mlp_ratio is inf; expected a number above 0"),
+        ({"mlp_ratio": "6"}, "mlp_ratio is '6'; expected a number above 0"),
+        ({"mlp_ratio": None}, "mlp_ratio is None; expected a number above 0"),
+        ({"mlp_ratio": 0.01}, r"mlp_ratio is 0\.01, which leaves .* no hidden channel; expected at least"),
+        ({"norm_eps": -1e-6}, "norm_eps is -1e-06; expected a small number"),
+        ({"norm_eps": float("nan")}, "norm_eps is nan; expected a small number"),
+        ({"norm_eps": "1e-6"}, "norm_eps is '1e-6'; expected a small number"),
         ({"drop_rate": "0.1"}, r"drop_rate is '0\.1'; expected a probability"),
         ({"drop_path_rate": [0.1]}, r"drop_path_rate is \[0\.1\]; expected a probability"),
         ({"drop_path_rate": 1}, "drop_path_rate is 1; expected a probability"),
@@ -85,6 +95,28 @@ def test_a_script_says_it_too() -> None:
 def test_an_argument_of_another_kind(args: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         timm.create_model("gmlp_ti16", device="meta", **{**TINY, **args})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda file: load_checkpoint(tiny(), 7), "the source is a int; expected a path, a name or a state"),
+        (lambda file: load_checkpoint(tiny(), {}, sha256="0"), "sha256 is of a file, and the source is a"),
+        (lambda file: build(tiny().state_dict(), weights="foo"), "weights is 'foo'; expected 'auto', 'ema'"),
+        (lambda file: build(file, img_size=48), r"img_size is 48; expected height and width.* as \(H, W\)"),
+        (lambda file: build(file, grid=(4.0, 4.0)), r"grid is \(4\.0, 4\.0\); expected height and width"),
+        (lambda file: describe("gmlp_pico4", model="gmlp_s16"), "model is 'gmlp_s16', which is of a file"),
+    ],
+)
+def test_an_argument_of_what_reads_files(call: Callable[[Path], Any], said: str, tmp_path: Path) -> None:
+    torch.save(tiny().state_dict(), tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=said):
+        call(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_batch(name: str) -> None:
+    assert tiny(name)(images(0, 3, 32, 32)).shape == (0, 10)
 
 
 def test_the_same_of_a_live_model() -> None:

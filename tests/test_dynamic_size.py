@@ -232,6 +232,16 @@ def test_compiles_to_one_graph_a_size(training: bool) -> None:
                 torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("spatial", ["dense", "axial", "circulant", "toeplitz"])
+def test_compiles_where_all_sizes_are_taken_for_unknowns(spatial: str) -> None:
+    torch.compiler.reset()
+    model = dynamic(depth=1, spatial=spatial)
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+    with torch.no_grad():
+        for size in [(32, 32), (48, 64), (64, 48)]:
+            same(compiled(images(2, 3, *size)), model(images(2, 3, *size)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(32, 32), (48, 24)])
 def test_exports_at_one_size(size: tuple[int, int]) -> None:

@@ -28,12 +28,16 @@ def save(model: nn.Module, path: Path) -> Path:
 # -- how they start -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["built", "drawn again"])
+@pytest.mark.parametrize("when", ["built", "drawn again", "drawn again on another grid"])
 @every_unsplit
 def test_at_the_start_the_image_passes(unit: str, when: str) -> None:
     model = GMlp(unit=unit, img_size=128, patch_size=8, depth=1, embed_dim=16)
-    if when == "drawn again":
+    if when != "built":
         perturb(model, std=1.0)
+        if when == "drawn again on another grid":
+            model.set_input_size(64)
+            model.set_input_size(128)
+            assert unit != "linear" or model.blocks[0].mlp_channels.gate.proj.init_std == 1 / 16
         model.init_weights()
     gate, z = model.blocks[0].mlp_channels.gate, images(2, 16, 16, 96)
     w, b = gate.proj.weight, gate.proj.bias

@@ -92,6 +92,14 @@ def test_what_is_pruned_is_saved_and_loaded_so(
     assert loaded(x).shape == (2, 3)
 
 
+def test_what_must_divide_an_image_is_that_of_the_stages_that_stay() -> None:
+    model = timm.create_model("swin_mlp_t_c24", device="meta")  # windows of 8 tokens, down to 1/32
+    assert model.size_step == (256, 256)
+    model.prune_intermediate_layers([0])
+    assert model.size_step == (32, 32)
+    assert model(torch.empty(1, 3, 96, 32, device="meta")).shape == (1, 24, 8, 96)
+
+
 @every_name
 def test_a_head_does_not_stay_without_its_stage(name: str) -> None:
     with pytest.raises(ValueError, match="prune_head is False"):

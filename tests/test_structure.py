@@ -82,6 +82,13 @@ def test_a_step_of_learning_keeps_the_kind() -> None:
     assert torch.linalg.matrix_rank(model.blocks[0].mlp_channels.gate.proj.matrix()[0]) == 2
 
 
+def test_a_single_batch_is_learned_from() -> None:
+    model = tiny()
+    before = model.head.weight.clone()
+    fine_tune(model, [(torch.randn(4, 3, 32, 32), torch.arange(4))], 1)
+    assert (before - model.head.weight).abs().max() > 1e-5
+
+
 def test_images_are_spread_over_all_classes() -> None:
     whole = [k // 10 for k in range(50)]
     some: Any = Some(whole, 10)
@@ -168,6 +175,13 @@ def test_another_studys_folder_is_left_alone(folder: Path, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"of another study, where data was '.*': give another folder"):
         study(str(folder / "model"), tmp_path / "copy", tmp_path / "out", ["axial"], **SMALL)
     assert (tmp_path / "out" / FILES[0]).read_text() == before
+    again = tmp_path / "again"
+    timm.models.save_for_hf(perturb(build(folder / "model").model), str(tmp_path / "model"))
+    study(str(tmp_path / "model"), folder / "data", again, ["axial"], **SMALL)
+    shutil.rmtree(tmp_path / "model")
+    shutil.copytree(folder / "model", tmp_path / "model")
+    with pytest.raises(UserError, match=r"of another study, where weights' sha256 was"):
+        study(str(tmp_path / "model"), folder / "data", again, ["axial"], **SMALL)
     (tmp_path / "out" / FILES[0]).write_text("[]")
     with pytest.raises(UserError, match="is no result of this command"):
         run(folder, tmp_path / "out", "axial")

@@ -129,6 +129,14 @@ def test_it_starts_as_large_as_a_dense_one(spatial: str) -> None:
         assert still.matrix().eq(0).all()
 
 
+def test_one_that_keeps_the_scale_of_the_tokens_does_so_on_another_grid() -> None:
+    layer = projection_of("dense")((16, 16), None)
+    assert layer.init_std == 1 / 16
+    layer.replace_grid((24, 24), layer.on_grid((24, 24)))
+    layer.reset_parameters()
+    assert layer.matrix().std().item() == pytest.approx(1 / 24, rel=0.02)
+
+
 @every_kind
 def test_its_operators_are_its_matrix(spatial: str) -> None:
     layer = layer_of(spatial, (4, 6))
@@ -198,6 +206,13 @@ def test_offsets_around_keep_their_number_the_shorter_way(old: Grid, new: Grid) 
                 share * k[i % old[0], j % old[1]].item()
             )
     assert there.sum().item() == pytest.approx(k.sum().item())
+
+
+def test_a_circulant_is_carried_in_full_under_autocast() -> None:
+    layer = layer_of("circulant", (4, 4), 1)
+    exact = layer.on_grid((6, 5))[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer.on_grid((6, 5))[0], exact)
 
 
 def test_an_axial_one_sees_its_row_and_column() -> None:

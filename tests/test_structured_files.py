@@ -283,3 +283,29 @@ def test_info_tells_the_kind_of_a_bare_file(
 ) -> None:
     save_file(tiny(**kwargs).state_dict(), tmp_path / "w.safetensors")
     assert describe(tmp_path / "w.safetensors").get("W") == told
+
+
+@pytest.mark.parametrize("name", ["gmlp_ti16", "amlp_ti16"])
+@pytest.mark.parametrize("spatial", ["block:5", "grid:3"])
+def test_a_bare_file_of_cells_that_do_not_divide_its_names_grid(
+    name: str, spatial: str, tmp_path: Path
+) -> None:
+    model = tiny(name, spatial=spatial, img_size=8 * 3 * 5)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    told = describe(tmp_path / "w.safetensors")
+    assert (told["W"], told["grid"][:15]) == (spatial, "15 x 15 tokens,")
+    assert same_weights(build(tmp_path / "w.safetensors").model, model)
+
+
+@pytest.mark.parametrize("spatial", ["block:3", "grid:3"])
+def test_cells_go_to_a_grid_that_they_do_not_divide_as_the_nearest(spatial: str, tmp_path: Path) -> None:
+    theirs = tiny(spatial=spatial, img_size=48)
+    timm.models.save_for_hf(theirs, str(tmp_path / "cells"))
+    model = tiny()  # 4 x 4 tokens
+    report = load_checkpoint(model, tmp_path / "cells", fit=True)
+    assert list(report.explained.values()) == pytest.approx([1, 1])  # by a dense W
+    dense = tiny(img_size=48)
+    load_checkpoint(dense, tmp_path / "cells", fit=True)
+    same(dense(images(2, 3, 48, 48)), theirs(images(2, 3, 48, 48)))
+    dense.set_input_size(32)
+    same(model(images()), dense(images()))

@@ -20,7 +20,6 @@ from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.checkpoints.rounding import FLOATS, joined
 from gmlp_vision.checkpoints.save import LABELS
 from gmlp_vision.checkpoints.settings import settings_of
-from gmlp_vision.checkpoints.unwrap import unwrap
 from gmlp_vision.checkpoints.values import check_memory, check_values
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.resample import Grid
@@ -71,7 +70,7 @@ def build(
     """Makes the model whose weights a source holds.
 
     Args:
-        source: As for `read_checkpoint`, or a state dict.
+        source: As for `read_checkpoint`.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
         layout: Whose names the file has: 'timm' for this package's own, or another (docs/weights.md); None to
             tell by the names.
@@ -97,7 +96,7 @@ def build(
         patch_size=patch_size,
         num_classes=num_classes,
     )
-    checkpoint = _read(source, weights, prefix)
+    checkpoint = read_checkpoint(source, weights, prefix=prefix)
     identity = identify(checkpoint, model=model, layout=layout, patch_size=patch_size)
     stem = stem_of(identity.model, identity.tensors)
     if patch_size is not None and stem.patch_size != patch_size:
@@ -144,16 +143,6 @@ def widest(tensors: Tensors) -> torch.dtype:
     """The smallest floating dtype that holds the numbers of all the tensors; float32 where there are none."""
     found = [tensor.dtype for tensor in tensors.values() if tensor.dtype in FLOATS]
     return reduce(joined, found, found[0]) if found else torch.float32
-
-
-def _read(source: str | Path | Tensors, weights: str, prefix: str | None) -> Checkpoint:
-    if not isinstance(source, Mapping):
-        return read_checkpoint(source, weights, prefix=prefix)
-    title = "the state dict"
-    network = unwrap(source, weights, title, prefix)
-    return Checkpoint(
-        network.tensors, {}, title, network.weights or "raw", "", network.outside, network.notes
-    )
 
 
 def _create(identity: Identity, checkpoint: Checkpoint, size: SourceSize | None, **kwargs: Any) -> Any:

@@ -193,7 +193,7 @@ class Reading:
         args = {**args, **settings}
         try:
             model = create(self.family, name, {**args, "device": "meta"})
-        except (ValueError, TypeError, RuntimeError):
+        except (ValueError, TypeError, RuntimeError, OverflowError):
             return None
         if self.other is None:
             return Identity(self.family, name, args, model, dict(self.state))

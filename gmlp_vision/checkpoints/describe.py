@@ -35,13 +35,14 @@ def describe(source: str | Path, *, model: str | None = None, prefix: str | None
     Raises:
         CheckpointError: The source cannot be read, or holds no model that is known here, or a name has no
             such tag.
-        ValueError: `model` is a name of no known family, or a prefix is given for a model name.
+        ValueError: `model` is a name of no known family, or it or a prefix is given for a model name.
     """
     families.check_model(model)
     name = str(source)
     if is_model(split_model_name_tag(name)[0]) and not Path(name).exists():
-        if prefix is not None:
-            raise ValueError(f"prefix is {prefix!r}, which is of a file; {name} is the name of a model")
+        for title, value in (("prefix", prefix), ("model", model)):
+            if value is not None:
+                raise ValueError(f"{title} is {value!r}, which is of a file; {name} is the name of a model")
         return _describe_name(name)
     checkpoint = read_checkpoint(source, prefix=prefix)
     identity = identify(checkpoint, model=model)

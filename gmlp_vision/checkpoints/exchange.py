@@ -18,7 +18,7 @@ from gmlp_vision.checkpoints.rounding import joined
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.grid_tied import tied_layers
 from gmlp_vision.layers.shared_kernel import SharedKernel
-from gmlp_vision.layers.spatial import projection_of, spatial_of
+from gmlp_vision.layers.spatial import kind_of, projection_of, spatial_of
 from gmlp_vision.layers.spatial_projection import SpatialProjection
 from gmlp_vision.layers.structured import Structured
 
@@ -50,9 +50,11 @@ def as_in_file(model: Any, tensors: Tensors, source: str, fit: bool) -> Any:
     for layer in layers.values():
         if _kind(layer) != kinds[0]:
             try:
-                make = projection_of(**kinds[0])
-                theirs[layer] = make(layer.grid_size, device="meta", dtype=layer.bias.dtype)
-            except ValueError:  # cells of the file do not divide the model's grid, or a tensor is empty
+                cls, options = kind_of(kinds[0]["spatial"])
+                # any grid will do, since the file's is still to be told; cells do not divide every one
+                grid = cls.grid_near(layer.grid_size, **options)
+                theirs[layer] = projection_of(**kinds[0])(grid, device="meta", dtype=layer.bias.dtype)
+            except ValueError:  # a tensor is empty
                 return model
     if not theirs:
         return model

@@ -30,7 +30,9 @@ ROOM = f"{__name__.partition('.')[0]}.models."
 def families() -> list[ModuleType]:
     """The modules of families that have been imported, this package's own first."""
     # asked of sys.modules, so that nothing is imported from a room above this one
-    found = [m for name, m in sys.modules.items() if name.startswith(ROOM) and "." not in name[len(ROOM) :]]
+    found = [
+        m for name, m in list(sys.modules.items()) if name.startswith(ROOM) and "." not in name[len(ROOM) :]
+    ]
     return sorted(found, key=lambda family: hasattr(family, "NAMES"))
 
 
@@ -72,9 +74,14 @@ def family_of_model(model: nn.Module) -> ModuleType | None:
 
 
 def sizes_of(family: ModuleType, tensors: Tensors) -> dict[str, Any] | None:
-    """The arguments of a model of this family whose tensors these are; {} where the family cannot say."""
+    """The arguments of a model of this family whose tensors these are; {} where the family cannot say, None
+    where they are not of one.
+    """
     read = getattr(family, "sizes_of", None)
-    return {} if read is None else read(tensors)
+    try:
+        return {} if read is None else read(tensors)
+    except (IndexError, TypeError, ValueError, ZeroDivisionError):
+        return None  # a tensor of its name, with fewer axes than the family's or none of its numbers
 
 
 def sizes_of_name(name: object) -> Mapping[str, Any]:

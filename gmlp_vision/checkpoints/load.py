@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 def load_checkpoint(
     model: nn.Module,
-    source: str | Path,
+    source: str | Path | Tensors,
     *,
     weights: str = "auto",
     layout: str | None = None,
@@ -40,7 +40,8 @@ def load_checkpoint(
         model: One of this package, or timm's ResMLP, MLP-Mixer, gMixer or gMLP. Changed in place, unless
             there is an error: then it is as it was. One on the meta device gets parameters on the CPU, so
             move it and make its optimizer afterwards.
-        source: A file, a folder, 'hf-hub:OWNER/NAME' or a timm model name; see `read_checkpoint`.
+        source: A file, a folder, 'hf-hub:OWNER/NAME', a timm model name or a state dict; see
+            `read_checkpoint`.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
         layout: Whose names the file has: 'timm' for this package's own, or one of the model's family's
             (docs/weights.md); None to tell by the names.
@@ -138,6 +139,10 @@ def _assign(model: Any, tensors: Tensors, report: Report) -> None:
         model.load_state_dict(new, strict=False, assign=True)
         if report.missing:
             model.reset_classifier(model.num_classes)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_meta:  # in no file: what a mixture has counted in training, which starts at 0
+                    setattr(module, name, torch.zeros_like(buffer, device="cpu"))
     for name, parameter in model.named_parameters(remove_duplicate=False):
         parameter.requires_grad_(own[name].requires_grad)
 

@@ -51,27 +51,36 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    source: str | Path, weights: str = "auto", sha256: str | None = None, prefix: str | None = None
+    source: str | Path | Mapping[str, torch.Tensor],
+    weights: str = "auto",
+    sha256: str | None = None,
+    prefix: str | None = None,
 ) -> Checkpoint:
-    """Reads tensors from a file, a folder or the hub.
+    """Reads tensors from a file, a folder or the hub, or takes those that are there.
 
     Args:
         source: A file of safetensors or of torch, whatever its name, or the index of one in shards
             (.index.json); a folder with config.json, or 'local-dir:FOLDER'; 'hf-hub:OWNER/NAME', with
             '@REVISION' if wanted; or a timm model name that has released weights. What exists on disk goes
-            before a model name.
+            before a model name. Or a state dict, or what else a training script would have saved.
         weights: 'ema', 'raw', or 'auto' for EMA where there is one.
         sha256: Hash that the file must have, in hex; see `Checkpoint`.
         prefix: Of the network that is meant, where the file holds more than one: 'teacher.', or any whole
             parts of it; dicts in dicts count as parts.
 
     Raises:
-        ValueError: An unknown `weights`.
+        ValueError: An unknown `weights`, what can be no source, or a hash of a state dict, which has none.
         CheckpointError: There is no such source, it cannot be read safely, it is damaged, or it holds no
             network of which one can be taken.
     """
     if weights not in ("auto", "ema", "raw"):
         raise ValueError(f"weights is {weights!r}; expected 'auto', 'ema' or 'raw'")
+    if isinstance(source, Mapping):
+        if sha256 is not None:
+            raise ValueError("sha256 is of a file, and the source is a state dict: leave it out")
+        return _as_read(source, weights, prefix)
+    if not isinstance(source, str | Path):
+        raise ValueError(f"the source is a {type(source).__name__}; expected a path, a name or a state dict")
     kind, _, rest = str(source).partition(":")
     if kind == "hf-hub":
         return _read_folder(download(rest), str(source), weights, sha256, prefix)
@@ -156,6 +165,20 @@ def _read_file(
         content.sha256,
         network.outside,
         network.notes + content.notes,
+    )
+
+
+def _as_read(loaded: Mapping[str, Any], weights: str, prefix: str | None) -> Checkpoint:
+    title = "the state dict"
+    network = unwrap(loaded, weights, title, prefix)
+    return Checkpoint(
+        network.tensors,
+        _train_config(loaded),
+        title,
+        network.weights or "raw",
+        "",
+        network.outside,
+        network.notes,
     )
 
 

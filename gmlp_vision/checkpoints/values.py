@@ -38,10 +38,13 @@ def check_values(
         ("grid", grid, "tokens"),
         ("patch_size", patch_size, "pixels"),
     ):
-        if size is not None and not all(1 <= side <= LARGEST_SIDE for side in size):
-            raise ValueError(
-                f"{name} is {size[0]} x {size[1]}; expected height and width of 1 to {LARGEST_SIDE} {unit}"
-            )
+        if size is None:
+            continue
+        expected = f"expected height and width of 1 to {LARGEST_SIDE} {unit}"
+        if not isinstance(size, tuple | list) or [type(side) for side in size] != [int, int]:
+            raise ValueError(f"{name} is {size!r}; {expected}, as (H, W)")
+        if not all(1 <= side <= LARGEST_SIDE for side in size):
+            raise ValueError(f"{name} is {size[0]} x {size[1]}; {expected}")
     if num_classes is not None and not 0 <= num_classes <= MOST_CLASSES:
         raise ValueError(
             f"num_classes is {num_classes}; expected a count up to {MOST_CLASSES}, or 0 for no head"

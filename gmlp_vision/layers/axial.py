@@ -43,7 +43,7 @@ class AxialProjection(Structured):
     def __init__(
         self,
         grid_size: Grid,
-        init_std: float = 1e-6,
+        init_std: float | None = 1e-6,
         init_bias: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

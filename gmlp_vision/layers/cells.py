@@ -12,6 +12,7 @@ from torch import nn
 from gmlp_vision.layers.grid_tied import Tensors
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.structured import Structured
+from gmlp_vision.layers.windows import cells_apart, cells_together
 
 
 class CellsProjection(Structured):
@@ -44,7 +45,7 @@ class CellsProjection(Structured):
     def __init__(
         self,
         grid_size: Grid,
-        init_std: float = 1e-6,
+        init_std: float | None = 1e-6,
         init_bias: float = 1.0,
         side: int = 7,
         device: torch.device | str | None = None,
@@ -81,6 +82,10 @@ class CellsProjection(Structured):
         check_divides(side, grid_size)
         sets = cls._indices(grid_size, side, weight.device)
         return {cls.NAME: weight.double()[sets.unsqueeze(2), sets.unsqueeze(1)].mean(0)}
+
+    @classmethod
+    def grid_near(cls, grid_size: Grid, side: int = 7) -> Grid:
+        return -(-grid_size[0] // side) * side, -(-grid_size[1] // side) * side
 
     @classmethod
     def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:
@@ -143,17 +148,6 @@ class GridProjection(CellsProjection):
     @staticmethod
     def sets(x: torch.Tensor, side: int) -> torch.Tensor:
         return grids_apart(x, side)
-
-
-def cells_apart(x: torch.Tensor, side: int) -> torch.Tensor:
-    """(B, H, W, C) to its cells, (B, H / s, W / s, s^2, C)."""
-    x = x.unflatten(2, [x.shape[2] // side, side]).unflatten(1, [x.shape[1] // side, side])
-    return x.transpose(2, 3).flatten(3, 4)
-
-
-def cells_together(x: torch.Tensor, side: int) -> torch.Tensor:
-    """The reverse of `cells_apart`."""
-    return x.unflatten(3, [side, side]).transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def grids_apart(x: torch.Tensor, side: int) -> torch.Tensor:

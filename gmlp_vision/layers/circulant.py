@@ -42,7 +42,7 @@ class CirculantProjection(Structured):
     def __init__(
         self,
         grid_size: Grid,
-        init_std: float = 1e-6,
+        init_std: float | None = 1e-6,
         init_bias: float = 1.0,
         groups: int = 1,
         device: torch.device | str | None = None,

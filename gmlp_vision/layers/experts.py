@@ -117,8 +117,8 @@ class Mixture(nn.Module):
         """As `mix`; an expert computes only the vectors for which p is not 0."""
         rows, p = x.flatten(0, -2), p.flatten(0, -2)
         places, parts = [], []
-        for i, (expert, weights) in enumerate(zip(self.experts, p.unbind(-1), strict=True)):
-            place = chosen(weights, i, self.top_k, len(self.experts))
+        for expert, weights in zip(self.experts, p.unbind(-1), strict=True):
+            place = chosen(weights, self.top_k, len(self.experts))
             # one without vectors is called too: DDP waits for a gradient of each parameter
             part = expert(rows[place])
             places.append(place)
@@ -181,7 +181,7 @@ def keep_largest(p: torch.Tensor, k: int) -> torch.Tensor:
     return torch.zeros_like(p).scatter(-1, places, values)
 
 
-def chosen(weights: torch.Tensor, expert: int, k: int, experts: int) -> torch.Tensor:
+def chosen(weights: torch.Tensor, k: int, experts: int) -> torch.Tensor:
     """The places of the vectors, of all (T,), whose weight for an expert is not 0."""
     if weights.is_meta:  # where nothing has a value, each has its share, so that operations can be counted
         return torch.empty(len(weights) * k // experts, dtype=torch.int64, device="meta")

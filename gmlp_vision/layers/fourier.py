@@ -25,12 +25,19 @@ def real_part_of_dft(x: torch.Tensor) -> torch.Tensor:
     """
     sequence = at_least_float32(x).flatten(1, 2)
     if torch.jit.is_scripting():  # TorchScript does not know the question below
-        y = torch.fft.fft2(sequence, dim=[1, 2], norm="ortho").real
+        y = _real_part_by_fft(sequence)
     elif torch.compiler.is_exporting():
         y = _real_part_by_products(sequence)
     else:
-        y = torch.fft.fft2(sequence, dim=[1, 2], norm="ortho").real
+        y = _real_part_by_fft(sequence)
     return y.reshape(x.shape)
+
+
+def _real_part_by_fft(x: torch.Tensor) -> torch.Tensor:
+    """Of (B, N, C)."""
+    if x.shape[0] == 0:  # MKL refuses an empty batch
+        return x
+    return torch.fft.fft2(x, dim=[1, 2], norm="ortho").real
 
 
 def _real_part_by_products(x: torch.Tensor) -> torch.Tensor:
@@ -79,6 +86,8 @@ def filter_frequencies(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _filter_by_fft(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] == 0:  # MKL refuses an empty batch
+        return x
     frequencies = torch.fft.rfft2(x, dim=[1, 2], norm="ortho") * torch.view_as_complex(weight)
     # told its size, or it would take every width for an even one
     return torch.fft.irfft2(frequencies, s=[x.shape[1], x.shape[2]], dim=[1, 2], norm="ortho")
@@ -138,6 +147,8 @@ def correlate_in_groups(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _correlate_by_fft(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The same of (B, N, C / G, G)."""
+    if x.shape[0] == 0:  # MKL refuses an empty batch
+        return x
     products = torch.fft.rfft(x, dim=1) * torch.fft.rfft(weight, dim=0).conj().unsqueeze(1)
     return torch.fft.irfft(products, n=x.shape[1], dim=1)
 
@@ -170,6 +181,8 @@ def correlate_on_torus(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _on_torus_by_fft(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] == 0:  # MKL refuses an empty batch
+        return x
     frequencies = torch.fft.rfft2(weight, dim=[0, 1]).conj()
     frequencies = frequencies.repeat(1, 1, x.shape[3] // weight.shape[2])
     products = torch.fft.rfft2(x, dim=[1, 2]) * frequencies

@@ -50,7 +50,7 @@ class LocalProjection(Structured):
     def __init__(
         self,
         grid_size: Grid,
-        init_std: float = 1e-6,
+        init_std: float | None = 1e-6,
         init_bias: float = 1.0,
         kernel_size: int = 7,
         groups: int = 1,

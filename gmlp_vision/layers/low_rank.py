@@ -38,7 +38,7 @@ class LowRankProjection(Structured):
     def __init__(
         self,
         grid_size: Grid,
-        init_std: float = 1e-6,
+        init_std: float | None = 1e-6,
         init_bias: float = 1.0,
         rank: int = 8,
         device: torch.device | str | None = None,

@@ -10,6 +10,7 @@ import torch
 from timm.layers import DropPath, Mlp
 from torch import nn
 
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.resample import Grid
 
 
@@ -55,7 +56,7 @@ class MixMlpBlock(nn.Module):
         self.norm1 = norm(dim, eps=norm_eps, **dd)
         self.mixer = mixer(dim, grid_size, **dd, **own)
         self.norm2 = norm(dim, eps=norm_eps, **dd)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop_rate, **dd)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop=proj_drop_rate, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()  # each call draws anew
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

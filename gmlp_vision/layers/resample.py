@@ -135,7 +135,8 @@ def crop_or_pad_cyclic(values: torch.Tensor, old_grid: Grid, new_grid: Grid) -> 
 
     Offsets are taken the shorter way round, and then as in `crop_or_pad_offsets`. Half of an even side is as
     long both ways: there the two halves of a number are the offsets of a larger grid, and their sum is that
-    of a smaller one. So what grows comes back exactly. Differentiable.
+    of a smaller one. So what grows comes back exactly. Computed in float64, then brought back to the dtype of
+    `values`; differentiable.
 
     Args:
         values: (H, W, ...); [i, j] is for i rows down and j columns right, around the borders.
@@ -153,17 +154,17 @@ def crop_or_pad_cyclic(values: torch.Tensor, old_grid: Grid, new_grid: Grid) -> 
         raise ValueError(
             f"the values are {tuple(values.shape)}; over grid {old_grid} they must be {old_grid}"
         )
-    down, right = (_cyclic(*sides, values) for sides in zip(old_grid, new_grid, strict=True))
-    return torch.einsum("hw...,ah,bw->ab...", values, down, right)
+    down, right = (_cyclic(*sides, values.device) for sides in zip(old_grid, new_grid, strict=True))
+    return torch.einsum("hw...,ah,bw->ab...", values.double(), down, right).to(values.dtype)
 
 
-def _cyclic(old: int, new: int, like: torch.Tensor) -> torch.Tensor:
+def _cyclic(old: int, new: int, device: torch.device) -> torch.Tensor:
     """(new, old) matrix of `crop_or_pad_cyclic` along one axis."""
-    matrix = torch.zeros(new, old, device="cpu")
+    matrix = torch.zeros(new, old, dtype=torch.float64, device="cpu")
     for offset in range(-(old // 2), old // 2 + 1):
         if abs(offset) <= new // 2:
             matrix[offset % new, offset % old] += 0.5 if 2 * abs(offset) == old else 1.0
-    return matrix.to(like)
+    return matrix.to(device)
 
 
 def offsets_of(grid_size: Grid) -> tuple[int, int]:
@@ -261,7 +262,10 @@ def axis_matrices(old: int, new: int, device: torch.device) -> tuple[torch.Tenso
     """
     r = resize_matrix(old, new)
     s = torch.linalg.pinv(r) if new > old else resize_matrix(new, old)
-    return r.to(device), s.to(device)
+    # torch.compile(dynamic=True) takes the sizes of a parameter as they are; those of another constant become
+    # unknowns that nothing in the call tells, which ends in an IndexError of its own
+    r, s = (nn.Parameter(matrix.to(device), requires_grad=False) for matrix in (r, s))
+    return r, s
 
 
 def resize_matrix(old: int, new: int) -> torch.Tensor:

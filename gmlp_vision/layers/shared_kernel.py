@@ -45,7 +45,7 @@ class SharedKernel(Structured):
     def __init__(
         self,
         grid_size: Grid,
-        init_std: float = 1e-6,
+        init_std: float | None = 1e-6,
         init_bias: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -86,7 +86,7 @@ class SharedKernel(Structured):
     def merged(self) -> SpatialProjection:
         """The dense layer that computes the same, with new parameters W and b."""
         # on the meta device nothing is drawn, so a run that goes on draws what it would have
-        layer = SpatialProjection(self.grid_size, self.init_std, self.init_bias, device="meta")
+        layer = SpatialProjection(self.grid_size, self.asked_std, self.init_bias, device="meta")
         with torch.inference_mode(False), torch.no_grad():
             weight = self.weight + kernel_matrix(self.shared(), self.grid_size)
             layer.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
@@ -123,7 +123,7 @@ class DenseToeplitz(SharedKernel):
     def __init__(
         self,
         grid_size: Grid,
-        init_std: float = 1e-6,
+        init_std: float | None = 1e-6,
         init_bias: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -163,7 +163,7 @@ class DenseKernel(SharedKernel):
     def __init__(
         self,
         grid_size: Grid,
-        init_std: float = 1e-6,
+        init_std: float | None = 1e-6,
         init_bias: float = 1.0,
         kernel_size: int = 3,
         device: torch.device | str | None = None,

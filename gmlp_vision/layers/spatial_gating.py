@@ -119,7 +119,7 @@ class UnsplitUnit(nn.Module):
         hidden_dim: int,
         grid_size: Grid,
         projection: Callable[..., nn.Module],
-        init_std: float,
+        init_std: float | None,
         init_bias: float,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -183,8 +183,7 @@ class LinearUnit(UnsplitUnit):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        std = (grid_size[0] * grid_size[1]) ** -0.5 if init_std is None else init_std
-        super().__init__(hidden_dim, grid_size, projection, std, 0.0, device, dtype)
+        super().__init__(hidden_dim, grid_size, projection, init_std, 0.0, device, dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return self.proj(self.norm(z))

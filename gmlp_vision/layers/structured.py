@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from gmlp_vision.layers.ask import Operator
-from gmlp_vision.layers.grid_tied import GridTied
+from gmlp_vision.layers.grid_tied import GridTied, Tensors
 from gmlp_vision.layers.resample import TOKEN_MAP, Grid
 
 
@@ -27,7 +27,8 @@ class Structured(GridTied):
 
     Args:
         grid_size: (H, W) of the token grid that the map is tied to, in tokens.
-        init_std: Standard deviation of a dense W at the start.
+        init_std: Standard deviation of a dense W at the start; None: N^-1/2 of whatever grid it is on, which
+            keeps the scale of the tokens.
         init_bias: All of b at the start.
 
     Attributes:
@@ -45,10 +46,19 @@ class Structured(GridTied):
 
     bias: nn.Parameter
 
-    def __init__(self, grid_size: Grid, init_std: float = 1e-6, init_bias: float = 1.0) -> None:
+    def __init__(self, grid_size: Grid, init_std: float | None = 1e-6, init_bias: float = 1.0) -> None:
         super().__init__(grid_size)
-        self.init_std = init_std
+        self.asked_std = init_std
+        self.init_std = self._std()
         self.init_bias = init_bias
+
+    def _std(self) -> float:
+        tokens: int = self.grid_size[0] * self.grid_size[1]
+        return tokens**-0.5 if self.asked_std is None else self.asked_std
+
+    def replace_grid(self, grid_size: Grid, carried: Tensors) -> None:
+        super().replace_grid(grid_size, carried)
+        self.init_std = self._std()  # for `init_weights`
 
     def matrix(self, grid_size: Grid | None = None) -> torch.Tensor:
         """W itself, as a call on a grid has it: the slow truth. Gradients flow.
@@ -89,6 +99,11 @@ class Structured(GridTied):
             ValueError: There is none that a formula gives: see NO_NEAREST.
         """
         raise ValueError(f"{cls.__name__} has no nearest one: {cls.NO_NEAREST}")
+
+    @classmethod
+    def grid_near(cls, grid_size: Grid, *none: Any, **options: Any) -> Grid:
+        """The smallest grid that holds this one and that a W of these options can be on."""
+        return grid_size
 
     @classmethod
     def options_of(cls, tensors: Mapping[str, torch.Tensor]) -> dict[str, int] | None:

@@ -25,9 +25,18 @@ class Windows(nn.Module):
         self.window = window
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, h, w, _ = x.shape
-        rows, columns = h // self.window, w // self.window
-        x = x.unflatten(2, (columns, self.window)).unflatten(1, (rows, self.window)).transpose(2, 3)
-        x = self.mixer(x.flatten(0, 2))
-        x = x.unflatten(0, (b, rows, columns)).transpose(2, 3)
-        return x.flatten(1, 2).flatten(2, 3)
+        windows = cells_apart(x, self.window)
+        side = [self.window, self.window]
+        mixed = self.mixer(windows.flatten(0, 2).unflatten(1, side))
+        return cells_together(mixed.reshape(windows.shape), self.window)
+
+
+def cells_apart(x: torch.Tensor, side: int) -> torch.Tensor:
+    """(B, H, W, C) to its cells, (B, H / s, W / s, s^2, C)."""
+    x = x.unflatten(2, [x.shape[2] // side, side]).unflatten(1, [x.shape[1] // side, side])
+    return x.transpose(2, 3).flatten(3, 4)
+
+
+def cells_together(x: torch.Tensor, side: int) -> torch.Tensor:
+    """The reverse of `cells_apart`."""
+    return x.unflatten(3, [side, side]).transpose(2, 3).flatten(3, 4).flatten(1, 2)

@@ -29,8 +29,8 @@ from torch.nn import functional
 from gmlp_vision.checkpoints.families import isotropic_sizes
 from gmlp_vision.checkpoints.names import Row
 from gmlp_vision.layers import GatedMlp, SpatialGatingUnit
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.resample import Grid
-from gmlp_vision.layers.spatial import spatial_of
 from gmlp_vision.layers.spatial_gating import unit_of
 from gmlp_vision.models import gmlp
 from gmlp_vision.trunks import Isotropic, cfg, create
@@ -72,7 +72,7 @@ class TinyAttention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).flatten(1, 2).unsqueeze(1).chunk(3, dim=-1)
         y = functional.scaled_dot_product_attention(q, k, v)  # it divides by sqrt(a)
-        return self.proj(y).view(x.shape[0], x.shape[1], x.shape[2], -1)
+        return self.proj(y).view(x.shape[0], x.shape[1], x.shape[2], self.proj.out_features)
 
 
 class AttentiveMlp(GatedMlp):
@@ -149,7 +149,7 @@ class AMlpBlock(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.mlp_channels = AttentiveMlp(
             dim,
-            int(dim * mlp_ratio),
+            hidden_width(dim, mlp_ratio),
             grid_size,
             attn_dim,
             unit_of("split", spatial, groups, init_std),
@@ -189,7 +189,8 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     qkv = state_dict.get("blocks.0.mlp_channels.attn.qkv.weight")
     if sizes is None or qkv is None:
         return None
-    return {**sizes, "attn_dim": len(qkv) // 3, **spatial_of(gmlp.projection_in(state_dict))}
+    spatial = gmlp.spatial_in(gmlp.projection_in(state_dict), sizes["patch_size"])
+    return {**sizes, "attn_dim": len(qkv) // 3, **spatial}
 
 
 # gMLPVision with attn_dim, as in gmlp.py with a row for each layer of the attention

@@ -36,6 +36,7 @@ from gmlp_vision.checkpoints.families import isotropic_sizes
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.fourier import correlate_in_groups
 from gmlp_vision.layers.grid_tied import GridTied
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.resample import Grid, Rule, resample_map
 from gmlp_vision.trunks import Isotropic, cfg, create
@@ -171,7 +172,7 @@ class ResMlpBlock(nn.Module):
         self.mixer = CirculantMixing(dim, grid_size, groups, **dd)
         self.ls1 = LayerScale(dim, init_values, **dd)
         self.norm2 = Affine(dim, **dd)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop_rate, **dd)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop=proj_drop_rate, **dd)
         self.ls2 = LayerScale(dim, init_values, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()  # each call draws anew
 

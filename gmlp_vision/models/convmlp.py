@@ -29,6 +29,7 @@ from gmlp_vision.checkpoints.families import ratio_of
 from gmlp_vision.checkpoints.names import Layout, Row
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.embed import ConvEmbed
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.norm import BatchNorm
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks import Pyramid, cfg, create
@@ -67,7 +68,7 @@ class Bottleneck(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        hidden = int(dim * mlp_ratio)
+        hidden = hidden_width(dim, mlp_ratio)
         unit = partial(ConvUnit, stride=1, device=device, dtype=dtype)
         self.conv1 = unit(dim, hidden)
         self.conv2 = unit(hidden, hidden, kernel_size=3, padding=1)
@@ -128,7 +129,7 @@ class ConvMlpBlock(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        hidden = int(dim * mlp_ratio)
+        hidden = hidden_width(dim, mlp_ratio)
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.mlp1 = Mlp(dim, hidden, **dd)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)

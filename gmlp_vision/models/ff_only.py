@@ -37,6 +37,7 @@ from gmlp_vision.checkpoints.families import isotropic_sizes
 from gmlp_vision.checkpoints.names import Layout, Row
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.grid_tied import GridTied
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.resample import Grid, fixed
 from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_fixed, check_rate
@@ -130,9 +131,9 @@ class FfBlock(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         (tokens,) = one_number_a_token(grid_size)
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
-        self.mlp1 = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop_rate, **dd)
+        self.mlp1 = Mlp(dim, hidden_width(dim, mlp_ratio), drop=proj_drop_rate, **dd)
         self.norm2 = TokenNorm(grid_size, norm_eps, **dd)
-        self.mlp2 = Mlp(tokens, int(tokens * mlp_ratio), drop=proj_drop_rate, **dd)
+        self.mlp2 = Mlp(tokens, hidden_width(tokens, mlp_ratio), drop=proj_drop_rate, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()  # each call draws anew
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

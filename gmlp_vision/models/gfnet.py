@@ -39,6 +39,7 @@ from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.fourier import filter_frequencies
 from gmlp_vision.layers.grid_tied import GridTied
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.position import PositionTable
 from gmlp_vision.layers.precision import at_least_float32
 from gmlp_vision.layers.resample import Grid, Rule, check_grids
@@ -165,7 +166,7 @@ class GFNetBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.mixer = GlobalFilter(dim, grid_size, **dd)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop_rate, **dd)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop=proj_drop_rate, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -34,12 +34,13 @@ from gmlp_vision.checkpoints.names import Layout, Row, Target, unflatten_patches
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers import GatedMlp
 from gmlp_vision.layers.fast_form import fast_form
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.resample import Grid
-from gmlp_vision.layers.spatial import spatial_of
+from gmlp_vision.layers.spatial import kind_of, spatial_of
 from gmlp_vision.layers.spatial_gating import unit_of
 from gmlp_vision.shipped import shipped
 from gmlp_vision.trunks import Isotropic, cfg, create
-from gmlp_vision.trunks.checks import check_rate
+from gmlp_vision.trunks.checks import check_rate, pixels
 
 SOURCE = (
     "Equal to timm's gMLP, so its released weights load as they are; `gmlp_pico4` is this "
@@ -94,7 +95,7 @@ class GMlpBlock(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
         self.mlp_channels = GatedMlp(
             dim,
-            int(dim * mlp_ratio),
+            hidden_width(dim, mlp_ratio),
             grid_size,
             unit_of(unit, spatial, groups, init_std),
             drop=proj_drop_rate,
@@ -183,10 +184,19 @@ def sizes_of(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     projection = projection_in(state_dict)
     if sizes is None or not projection:
         return None
-    sizes.update(spatial_of(projection))
+    sizes.update(spatial_in(projection, sizes["patch_size"]))
     wide = state_dict["blocks.0.mlp_channels.fc1.weight"]
     narrow = state_dict.get("blocks.0.mlp_channels.fc2.weight", wide.T)
     return sizes if narrow.shape[1:] == wide.shape[:1] else {**sizes, "unit": "split"}
+
+
+def spatial_in(projection: Mapping[str, torch.Tensor], patch_size: Any) -> dict[str, Any]:
+    """The arguments that say what W is, and an image on whose grid it can be where it cannot be on every."""
+    found = spatial_of(projection)
+    cls, options = kind_of(found["spatial"])
+    grid = cls.grid_near((1, 1), **options)
+    patch = pixels("patch_size", patch_size)
+    return found if grid == (1, 1) else {**found, "img_size": (grid[0] * patch[0], grid[1] * patch[1])}
 
 
 def projection_in(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

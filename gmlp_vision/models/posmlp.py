@@ -28,6 +28,7 @@ from torch import nn
 from gmlp_vision.checkpoints.families import pyramid_sizes
 from gmlp_vision.checkpoints.names import LEFT_BY_A_TOOL, Layout, Row, Target
 from gmlp_vision.layers.embed import ConvEmbed
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.norm import BatchNorm
 from gmlp_vision.layers.posmlp import GqpeProjection
 from gmlp_vision.layers.resample import Grid
@@ -74,7 +75,7 @@ class PosBlock(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        hidden = int(dim * mlp_ratio)
+        hidden = hidden_width(dim, mlp_ratio)
         if hidden % 2 or hidden // 2 % groups:
             raise ValueError(
                 f"groups is {groups}, which does not divide {hidden / 2:g}, half the hidden width"

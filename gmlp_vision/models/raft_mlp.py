@@ -30,6 +30,7 @@ from torch import nn
 from gmlp_vision.checkpoints.families import pyramid_sizes
 from gmlp_vision.checkpoints.names import Layout, Row, Target
 from gmlp_vision.layers.grid_tied import GridTied
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.resample import Grid, fixed
 from gmlp_vision.trunks import Pyramid, cfg, create
 
@@ -133,7 +134,7 @@ class RaftBlock(nn.Module):
         norm = partial(nn.LayerNorm, dim, eps=norm_eps, **dd)
         self.norm1, self.column_mixer = norm(), RaftMixer(grid_size, 1, rafts, **dd)
         self.norm2, self.row_mixer = norm(), RaftMixer(grid_size, 2, rafts, **dd)
-        self.norm3, self.mlp = norm(), Mlp(dim, int(dim * mlp_ratio), drop=proj_drop_rate, **dd)
+        self.norm3, self.mlp = norm(), Mlp(dim, hidden_width(dim, mlp_ratio), drop=proj_drop_rate, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

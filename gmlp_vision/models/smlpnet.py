@@ -30,6 +30,7 @@ from gmlp_vision.checkpoints.names import Layout, Row, as_kernel, as_matrix
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.grid_tied import GridTied
+from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.norm import BatchNorm
 from gmlp_vision.layers.resample import Grid, of_axis
 from gmlp_vision.trunks import Pyramid, cfg, create
@@ -172,7 +173,7 @@ class SparseBlock(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.mixer = SparseMix(dim, grid_size, **dd)
         self.norm = nn.LayerNorm(dim, eps=norm_eps, **dd)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop_rate, **dd)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop=proj_drop_rate, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

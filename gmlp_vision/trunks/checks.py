@@ -1,5 +1,6 @@
 """What a model accepts. Each check refuses the rest with the value, what was expected and what to do."""
 
+import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -107,6 +108,11 @@ def check_count(name: str, count: Any, least: int = 1) -> None:
 def check_rate(name: str, rate: Any) -> None:
     if not isinstance(rate, Real) or not 0.0 <= float(rate) < 1.0:
         raise ValueError(f"{name} is {rate!r}; expected a probability in [0, 1)")
+
+
+def check_eps(eps: Any) -> None:
+    if not isinstance(eps, Real) or not 0.0 <= float(eps) < math.inf:
+        raise ValueError(f"norm_eps is {eps!r}; expected a small number, such as 1e-6")
 
 
 def check_pool(global_pool: str, class_token: bool) -> None:

@@ -15,7 +15,7 @@ from gmlp_vision.layers.grid_tied import GridTied, tied_layers
 from gmlp_vision.layers.position import ClassToken, PositionTable
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks.block_args import default_args, drop_path_rates
-from gmlp_vision.trunks.checks import check_batch, check_count, check_divides, check_image
+from gmlp_vision.trunks.checks import check_batch, check_count, check_divides, check_eps, check_image
 from gmlp_vision.trunks.recompute import run_block, run_blocks
 from gmlp_vision.trunks.trunk import Trunk
 
@@ -99,6 +99,7 @@ class Isotropic(Trunk):
         image, patch = check_divides(img_size, patch_size)
         check_count("depth", depth)
         check_count("embed_dim", embed_dim)
+        check_eps(norm_eps)
         super().__init__(
             num_classes,
             in_chans,

@@ -15,7 +15,7 @@ from gmlp_vision.layers.grid_tied import tied_layers
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.windows import Windows
 from gmlp_vision.trunks.block_args import default_args, drop_path_rates, one_stage_each
-from gmlp_vision.trunks.checks import check_batch, check_count, check_image, check_steps, pixels
+from gmlp_vision.trunks.checks import check_batch, check_count, check_eps, check_image, check_steps, pixels
 from gmlp_vision.trunks.recompute import run_blocks
 from gmlp_vision.trunks.trunk import Trunk
 
@@ -125,6 +125,7 @@ class Pyramid(Trunk):
                 )
             for stage, value in enumerate(values):
                 check_count(f"{name}[{stage}]", value)
+        check_eps(norm_eps)
         blocks = list(block) if isinstance(block, Sequence) else [block] * count
         downs = list(downsample) if isinstance(downsample, Sequence) else [downsample] * count
         super().__init__(
@@ -168,8 +169,7 @@ class Pyramid(Trunk):
         ]
         self.norm = norm(embed_dims[-1], eps=norm_eps, **dd) if final_norm else nn.Identity()
         self.finish_building(device, dtype)
-        # what must divide an image, (height, width), in pixels
-        self.size_step = (_size_step(self),) * 2
+        self.size_step = _size_step(self)
         check_steps(self.img_size[0], self.img_size[1], self.size_step)
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
@@ -214,6 +214,7 @@ class Pyramid(Trunk):
         self.depths, self.strides = self.depths[:count], self.strides[:count]
         self.embed_dims = self.embed_dims[:count]
         self.num_features = self.head_hidden_size = self.embed_dims[-1]
+        self.size_step = _size_step(self)
         own = {k: v[:count] for k, v in self.block_args.items() if isinstance(v, list | tuple)}
         self.block_args |= own
         return {"depths": self.depths, "embed_dims": self.embed_dims, "strides": self.strides, **own}
@@ -270,8 +271,8 @@ def _grids(embeds: Sequence[Any], size: Grid) -> Iterator[Grid]:
         yield size
 
 
-def _size_step(model: Pyramid) -> int:
-    """What must divide a side of the image, so that no stage meets a rest."""
+def _size_step(model: Pyramid) -> tuple[int, int]:
+    """What must divide an image, (height, width) in pixels, so that no stage meets a rest."""
     steps, before = [1], 1
     stages: Any = model.stages
     for stride, stage, embed in zip(model.strides, stages, model.embeds(), strict=True):
@@ -280,4 +281,4 @@ def _size_step(model: Pyramid) -> int:
             steps.append(before * step)
         before *= stride
         steps += [before * m.window for m in stage.modules() if isinstance(m, Windows)]
-    return math.lcm(*steps)
+    return (math.lcm(*steps),) * 2
