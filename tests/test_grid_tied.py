@@ -13,7 +13,8 @@ from torch import nn
 
 from gmlp_vision.layers import GridTied, PositionTable, SpatialProjection
 from gmlp_vision.layers.grid_tied import carry, tied_layers
-from gmlp_vision.layers.resample import OPERATOR, TOKEN_MAP, fixed, resample_map, resample_operator
+from gmlp_vision.layers.resample import resample_map, resample_operator
+from gmlp_vision.layers.rules import OPERATOR, TOKEN_MAP, fixed
 
 OWN, OTHER = (2, 3), (3, 4)
 

@@ -19,8 +19,15 @@ GROUND_UP = [
     {"errors", "temporary"},
     {"atomic"},
     {"accuracy", "shipped"},
-    {"layers.observed", "layers.resample", "layers.linear", "layers.precision", "layers.windows"},
-    {"layers.ask", "layers.fast_form", "layers.sized", "layers.tied_linear"},
+    {
+        "layers.hidden_width",
+        "layers.linear",
+        "layers.observed",
+        "layers.precision",
+        "layers.resample",
+        "layers.windows",
+    },
+    {"layers.ask", "layers.fast_form", "layers.rules", "layers.sized", "layers.tied_linear"},
     {"layers.grid_tied", "layers.offsets", "layers.structured"},
     {
         "layers.axial",

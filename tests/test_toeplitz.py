@@ -14,7 +14,8 @@ from gmlp_vision.errors import UserError
 from gmlp_vision.layers import SpatialProjection
 from gmlp_vision.layers.ask import operators
 from gmlp_vision.layers.offsets import toeplitz_matrix
-from gmlp_vision.layers.resample import OFFSETS, crop_or_pad_offsets
+from gmlp_vision.layers.resample import crop_or_pad_offsets
+from gmlp_vision.layers.rules import OFFSETS
 from gmlp_vision.layers.spatial_gating import UNITS
 from gmlp_vision.layers.toeplitz import ToeplitzProjection
 from gmlp_vision.models.gmlp import GMlp

@@ -12,7 +12,7 @@ from torch import nn
 
 from gmlp_vision.checkpoints.names import Layout, Row
 from gmlp_vision.layers import GridTied, SpatialProjection
-from gmlp_vision.layers.resample import fixed
+from gmlp_vision.layers.rules import fixed
 from gmlp_vision.trunks import Isotropic, cfg, create
 
 SMALL = {"embed_dim": 8, "depth": 2, "img_size": 16, "patch_size": 4, "num_classes": 5}

@@ -30,7 +30,8 @@ import gmlp_vision
 from gmlp_vision.accuracy import accuracy
 from gmlp_vision.checkpoints import build
 from gmlp_vision.layers.grid_tied import tied_layers
-from gmlp_vision.layers.resample import OPERATOR, TOKEN_READER_ROWS, axis_matrices
+from gmlp_vision.layers.resample import axis_matrices
+from gmlp_vision.layers.rules import OPERATOR, TOKEN_READER_ROWS
 
 Grid = tuple[int, int]
 Rule = Callable[[Grid, Grid], tuple[torch.Tensor, torch.Tensor]]

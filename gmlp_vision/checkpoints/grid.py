@@ -14,7 +14,8 @@ from gmlp_vision.checkpoints.names import Tensors
 from gmlp_vision.checkpoints.values import LARGEST_SIDE
 from gmlp_vision.errors import CheckpointError
 from gmlp_vision.layers.grid_tied import tied_layers
-from gmlp_vision.layers.resample import Grid, Rule
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import Rule
 from gmlp_vision.layers.sized import sized
 
 BY_CFG = "by the input_size of the model's pretrained cfg"

@@ -7,7 +7,7 @@ Distances are Euclidean, in tokens. Sums run over all entries, in float64.
 
 import torch
 
-from gmlp_vision.layers.offsets import mean_of_offsets
+from gmlp_vision.layers.offsets import mean_of_offsets, toeplitz_matrix
 
 
 def toeplitz_average(weight: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
@@ -39,9 +39,8 @@ def toeplitz_share(weight: torch.Tensor, grid: tuple[int, int]) -> float | None:
     w = _checked(weight, grid)
     if not w.any():
         return None
-    count = _pairs(grid)
-    kernel = toeplitz_average(w, grid).flatten()
-    return ((count * kernel**2).sum() / (w**2).sum()).item()
+    t = toeplitz_matrix(mean_of_offsets(w, grid), *grid)
+    return (t.square().sum() / w.square().sum()).item()
 
 
 def random_toeplitz_share(grid: tuple[int, int]) -> float:
@@ -180,11 +179,3 @@ def _positions(grid: tuple[int, int]) -> torch.Tensor:
     """Row and column of every cell, (H, W, 2)."""
     axes = torch.meshgrid(*(torch.arange(size, dtype=torch.float64) for size in grid), indexing="ij")
     return torch.stack(axes, dim=-1)
-
-
-def _pairs(grid: tuple[int, int]) -> torch.Tensor:
-    """How many pairs of tokens share each step, (2H-1)(2W-1), as the entries of a flat kernel."""
-    h, w = grid
-    rows, columns = _steps(grid).long().unbind(-1)
-    offset = (rows + h - 1) * (2 * w - 1) + columns + w - 1
-    return torch.bincount(offset.flatten(), minlength=(2 * h - 1) * (2 * w - 1))

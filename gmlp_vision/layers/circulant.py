@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from gmlp_vision.layers.fourier import correlate_on_torus
-from gmlp_vision.layers.resample import CYCLIC_OFFSETS, TOKEN_MAP, Grid
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import CYCLIC_OFFSETS, TOKEN_MAP
 from gmlp_vision.layers.structured import Structured
 
 torch.fx.wrap("correlate_on_torus")

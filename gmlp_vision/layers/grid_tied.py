@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from gmlp_vision.layers.observed import is_observed
-from gmlp_vision.layers.resample import Grid, Rule
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import Rule, carry_by
 from gmlp_vision.layers.tied_linear import TiedLinear, linears_on_grid
 from gmlp_vision.layers.windows import Windows
 
@@ -83,7 +84,7 @@ class GridTied(nn.Module):
         Raises:
             ValueError: A rule refuses.
         """
-        return {name: rule.carry(tensors[name], old_grid, new_grid) for name, rule in cls.RULES.items()}
+        return carry_by(cls.RULES, tensors, old_grid, new_grid)
 
     def parameters_on(self, grid_size: Grid) -> Tensors:
         """As `on_grid`, for a call: on the layer's own grid the parameters themselves, else cached."""

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.offsets import kernel_matrix, mean_of_offsets
-from gmlp_vision.layers.resample import ANY_GRID, TOKEN_MAP, Grid, crop_or_pad_offsets
+from gmlp_vision.layers.resample import Grid, crop_or_pad_offsets
+from gmlp_vision.layers.rules import ANY_GRID, TOKEN_MAP
 from gmlp_vision.layers.structured import Structured
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from gmlp_vision.layers.resample import TOKEN_MAP, TOKEN_READER, Grid
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import TOKEN_MAP, TOKEN_READER
 from gmlp_vision.layers.structured import Structured
 
 

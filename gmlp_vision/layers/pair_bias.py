@@ -8,7 +8,8 @@ from torch import nn
 
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.precision import matmul_float32
-from gmlp_vision.layers.resample import TOKEN_MAP, Grid
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import TOKEN_MAP
 
 torch.fx.wrap("matmul_float32")
 

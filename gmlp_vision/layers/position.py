@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from gmlp_vision.layers.grid_tied import GridTied
-from gmlp_vision.layers.resample import TOKEN_MAP, Grid
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import TOKEN_MAP
 
 
 class PositionTable(GridTied):

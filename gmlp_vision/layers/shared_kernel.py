@@ -11,7 +11,8 @@ from torch import nn
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.local import check_kernel
 from gmlp_vision.layers.offsets import kernel_matrix
-from gmlp_vision.layers.resample import ANY_GRID, OFFSETS, OPERATOR, TOKEN_MAP, Grid, offsets_of
+from gmlp_vision.layers.resample import Grid, offsets_of
+from gmlp_vision.layers.rules import ANY_GRID, OFFSETS, OPERATOR, TOKEN_MAP
 from gmlp_vision.layers.spatial_projection import SpatialProjection, map_row_of_tokens
 from gmlp_vision.layers.structured import Structured, map_tokens
 

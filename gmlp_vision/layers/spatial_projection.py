@@ -10,7 +10,8 @@ from torch import nn
 
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.fast_form import fast_form
-from gmlp_vision.layers.resample import OPERATOR, TOKEN_MAP, Grid
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import OPERATOR, TOKEN_MAP
 from gmlp_vision.layers.structured import Structured, map_tokens
 
 

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.grid_tied import GridTied, Tensors
-from gmlp_vision.layers.resample import TOKEN_MAP, Grid
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import TOKEN_MAP
 
 
 class Structured(GridTied):

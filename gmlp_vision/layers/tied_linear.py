@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from gmlp_vision.layers.resample import Grid, Rule
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import Rule, carry_by
 
 
 class TiedLinear:
@@ -58,7 +59,7 @@ class TiedLinear:
         Raises:
             ValueError: A rule refuses.
         """
-        return {name: rule.carry(tensors[name], old_grid, new_grid) for name, rule in self.RULES.items()}
+        return carry_by(self.RULES, tensors, old_grid, new_grid)
 
     def replace_grid(self, grid_size: Grid, carried: tuple[torch.Tensor, ...]) -> None:
         """Ties the layer to another grid; `carried` become its new parameters."""

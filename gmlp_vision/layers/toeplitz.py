@@ -10,7 +10,8 @@ from torch import nn
 
 from gmlp_vision.layers.fast_form import fast_form
 from gmlp_vision.layers.offsets import makes_w, map_offsets, mean_of_offsets, toeplitz_matrix
-from gmlp_vision.layers.resample import OFFSETS, TOKEN_MAP, Grid, offsets_of
+from gmlp_vision.layers.resample import Grid, offsets_of
+from gmlp_vision.layers.rules import OFFSETS, TOKEN_MAP
 from gmlp_vision.layers.spatial_projection import map_row_of_tokens
 from gmlp_vision.layers.structured import Structured
 

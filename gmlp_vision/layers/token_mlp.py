@@ -13,7 +13,8 @@ from torch import nn
 
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.grid_tied import GridTied
-from gmlp_vision.layers.resample import TOKEN_MAP, TOKEN_READER, Grid
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import TOKEN_MAP, TOKEN_READER
 
 
 class TokenReader(GridTied):

@@ -38,7 +38,8 @@ from gmlp_vision.layers.fourier import correlate_in_groups
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
-from gmlp_vision.layers.resample import Grid, Rule, resample_map
+from gmlp_vision.layers.resample import Grid, resample_map
+from gmlp_vision.layers.rules import Rule
 from gmlp_vision.trunks import Isotropic, cfg, create
 
 torch.fx.wrap("correlate_in_groups")

@@ -48,7 +48,8 @@ from gmlp_vision.checkpoints.names import Layout, Row
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.precision import at_least_float32
-from gmlp_vision.layers.resample import Grid, Rule, resample_map
+from gmlp_vision.layers.resample import Grid, resample_map
+from gmlp_vision.layers.rules import Rule
 from gmlp_vision.models.external_attention import ExternalAttention, mixer_sizes, normalise_twice
 from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_fixed, check_rate

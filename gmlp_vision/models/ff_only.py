@@ -38,7 +38,8 @@ from gmlp_vision.checkpoints.names import Layout, Row
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.hidden_width import hidden_width
-from gmlp_vision.layers.resample import Grid, fixed
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import fixed
 from gmlp_vision.trunks import Isotropic, cfg, create
 from gmlp_vision.trunks.checks import check_fixed, check_rate
 

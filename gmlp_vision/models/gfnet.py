@@ -42,7 +42,8 @@ from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.position import PositionTable
 from gmlp_vision.layers.precision import at_least_float32
-from gmlp_vision.layers.resample import Grid, Rule, check_grids
+from gmlp_vision.layers.resample import Grid, check_grids
+from gmlp_vision.layers.rules import Rule
 from gmlp_vision.trunks import Isotropic, Pyramid, cfg, create
 from gmlp_vision.trunks.checks import pixels
 

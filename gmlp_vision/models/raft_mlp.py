@@ -31,7 +31,8 @@ from gmlp_vision.checkpoints.families import pyramid_sizes
 from gmlp_vision.checkpoints.names import Layout, Row, Target
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.hidden_width import hidden_width
-from gmlp_vision.layers.resample import Grid, fixed
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import fixed
 from gmlp_vision.trunks import Pyramid, cfg, create
 
 SOURCE = "Faithful to the released code, with equal logits for the same weights; no weights were published."

@@ -32,7 +32,8 @@ from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.hidden_width import hidden_width
 from gmlp_vision.layers.norm import BatchNorm
-from gmlp_vision.layers.resample import Grid, of_axis
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import of_axis
 from gmlp_vision.trunks import Pyramid, cfg, create
 
 SOURCE = "The released model: equal logits from the authors' code with the same weights."

@@ -40,7 +40,8 @@ from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
 from gmlp_vision.layers.precision import at_least_float32
-from gmlp_vision.layers.resample import TOKEN_MAP, Grid, Rule, resample_map
+from gmlp_vision.layers.resample import Grid, resample_map
+from gmlp_vision.layers.rules import TOKEN_MAP, Rule
 from gmlp_vision.trunks import Isotropic, cfg, create
 
 torch.fx.wrap("at_least_float32")

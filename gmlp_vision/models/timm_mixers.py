@@ -30,7 +30,8 @@ from torch import nn
 from gmlp_vision.checkpoints.families import ratio_of
 from gmlp_vision.checkpoints.names import Layout, Row, Target
 from gmlp_vision.layers.ask import Operator, operators
-from gmlp_vision.layers.resample import OPERATOR, TOKEN_MAP, TOKEN_READER_ROWS, Grid, Rule
+from gmlp_vision.layers.resample import Grid
+from gmlp_vision.layers.rules import OPERATOR, TOKEN_MAP, TOKEN_READER_ROWS, Rule
 from gmlp_vision.layers.sized import Size, sized
 from gmlp_vision.layers.tied_linear import TiedLinear, linears_on_grid
 from gmlp_vision.trunks.checks import check_divides

@@ -30,8 +30,9 @@ from gmlp_vision.checkpoints.names import Layout, Row, network_rows
 from gmlp_vision.layers.embed import ConvEmbed
 from gmlp_vision.layers.grid_tied import GridTied
 from gmlp_vision.layers.mix_mlp_block import MixMlpBlock
-from gmlp_vision.layers.resample import Grid, fixed
+from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.reweight import Reweight
+from gmlp_vision.layers.rules import fixed
 from gmlp_vision.trunks import Pyramid, cfg, create
 
 SOURCE = "The released model: equal logits from the authors' code with the same weights."
