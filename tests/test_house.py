@@ -50,7 +50,7 @@ GROUND_UP = [
     {"filters", "trunks"},
     {"models"},
     {""},  # the package's __init__
-    {"demo", "export", "run", "zoo"},
+    {"demo", "export", "replaced", "run", "zoo"},
     {"structure", "verify"},
     {"cli"},
 ]
