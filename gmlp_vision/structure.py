@@ -137,7 +137,9 @@ def study(
             made = replaced(kind)
             shares = list(made.report.explained.values()) or [1.0] * len(layers)
             row = rows.setdefault(kind, Structure(kind, numbers_of(maps_of(made.model)[0]), shares))
-            if not row.alone:
+            if not row.alone and kind == DENSE:  # alike for all layers
+                row.alone = [100 * accuracy(made.model, _on(few, device, progress))] * len(layers)
+            elif not row.alone:
                 row.alone = one_by_one(built.model, made.model, _on(few, device, progress))
                 _write(output, said, rows)
             row.before = 100 * accuracy(made.model, _on(many, device, progress))

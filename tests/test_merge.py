@@ -10,7 +10,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 from test_shared_kernel import KINDS
-from timm.models import get_model_args, save_for_hf
+from timm.models import get_model_args, resume_checkpoint, save_for_hf
 from timm.utils import ModelEmaV3
 from tiny import images, perturb, projections, same, same_weights, tiny
 from torch import nn
@@ -181,14 +181,43 @@ def test_for_other_classes_and_channels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spatial", TWO)
+def test_what_is_saved_for_timm_is_merged(
+    spatial: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = perturb(timm.create_model("gmlp_pico4", depth=2, spatial=spatial)).eval()
+    before = deepcopy(model.state_dict())
+    gmlp_vision.save_for_hf(model, tmp_path / "plain", model_args={"depth": 2})
+    assert "the shared kernels of 2 layers are merged into W" in caplog.text
+    assert same_weights(model, before)
+    plain = timm.create_model(f"local-dir:{tmp_path / 'plain'}", pretrained=True).eval()
+    assert type(plain.get_submodule(GATE)) is SpatialProjection
+    same(plain(images()), model(images()))
+    caplog.clear()
+    gmlp_vision.save_for_hf(plain, tmp_path / "again")
+    assert not caplog.text
+    assert same_weights(timm.create_model(f"local-dir:{tmp_path / 'again'}", pretrained=True), plain)
+
+
+def test_train_py_resumes_with_the_kernel(tmp_path: Path) -> None:
+    """By the call of train.py, which loads strictly, and the averaged weights beside it."""
+    model = perturb(timm.create_model("gmlp_pico4", depth=2, spatial="dense+toeplitz"))
+    saved = {"state_dict": model.state_dict(), "state_dict_ema": model.state_dict(), "epoch": 3, "version": 2}
+    torch.save(saved, tmp_path / "last.pth.tar")
+    other = timm.create_model("gmlp_pico4", depth=2, spatial="dense+toeplitz")
+    ema = ModelEmaV3(timm.create_model("gmlp_pico4", depth=2, spatial="dense+toeplitz"))
+    assert resume_checkpoint(other, str(tmp_path / "last.pth.tar"), log_info=False) == 4
+    timm.models.load_checkpoint(ema.module, str(tmp_path / "last.pth.tar"), use_ema=True)
+    assert same_weights(other, model)
+    assert same_weights(ema.module, model)
+
+
+@pytest.mark.parametrize("spatial", TWO)
 def test_timm_makes_the_plain_model(spatial: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = timm.create_model("gmlp_pico4", depth=2, spatial=spatial)
     expected = perturb(model).eval()(images())
     file = save(model, tmp_path / "trained.pth")
-    with caplog.at_level("INFO"):
-        plain = timm.create_model(
-            "gmlp_pico4", depth=2, pretrained=True, pretrained_cfg_overlay={"file": str(file)}
-        )
+    overlay = {"file": str(file)}
+    plain = timm.create_model("gmlp_pico4", depth=2, pretrained=True, pretrained_cfg_overlay=overlay)
     same(plain.eval()(images()), expected)
     assert "2 tensors, merged into W" in caplog.text
     save_for_hf(model, str(tmp_path / "as it is"), safe_serialization=True)  # the state dict, as it is

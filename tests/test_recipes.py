@@ -32,7 +32,15 @@ HEADER = ("reproduces", "expected", "measured", "cost", "command", "CPU", "MPS")
 DROP_PATH = {"gmlp_ti16": 0.00, "gmlp_s16": 0.05, "gmlp_b16": 0.20}
 # for many models, which their headers name
 PROTOCOLS = ("gmlp_in1k", "deit_in1k", "cyclemlp_in1k")
-NAMES = [*PROTOCOLS, "gmlp_finetune", "gmlp_pico4_10k", "gmlp_pico4_cifar10", "gmlp_smoke"]
+NAMES = [
+    *PROTOCOLS,
+    "gmlp_finetune",
+    "gmlp_pico4",
+    "gmlp_pico4_10k",
+    "gmlp_pico4_cifar10",
+    "gmlp_pico4_distilled",
+    "gmlp_smoke",
+]
 
 
 def has_type(value: object, kind: str) -> bool:

@@ -220,11 +220,16 @@ def test_a_file_there_and_back(name: str, tmp_path: Path) -> None:
     loaded = small(name, AT).double()
     load_checkpoint(loaded, path)
     assert same_weights(loaded, model)
+    convert_file(path, tmp_path / "z.pth", img_size=AT)
+    written = torch.load(tmp_path / "z.pth", weights_only=True)
+    assert all(same_to(v, there[k], 1e-10) for k, v in written.items())
     back = saved(loaded, tmp_path / "y.pth")
 
     set_input_size(model, 224)
     home = carried(there, *grids[::-1])
     assert all(same_to(v, home[k], 1e-10) for k, v in model.state_dict().items())
+    x = images(1, 3, 224, 224).double()
+    assert same_to(model(x), slow_forward(home, x, (patch, patch), kind_of(name)), 1e-10)
     again = small(name).double()
     report = load_checkpoint(again, back, grid=grids[1])
     assert same_weights(again, model)
@@ -252,15 +257,15 @@ def test_a_whole_model_there_and_back(name: str, tmp_path: Path) -> None:
 # -- laws ----------------------------------------------------------------------------------------------------
 
 
-@each_kind
-def test_where_the_grid_grows_mixing_and_resizing_commute(kind: str) -> None:
+@each_shape
+def test_where_the_grid_grows_mixing_and_resizing_commute(name: str) -> None:
     """Exactly, through the non-linearity of a token MLP too, since fc1 S R x = fc1 x."""
-    model = mixer(kind).double()
-    x = images(2, 12, 16).double()  # (B, C, N)
+    model, side = small(name).double(), 224 // SHAPES[name].patch
+    x = images(2, 12, side**2).double()  # (B, C, N)
     parts = [part_over_tokens(block) for block in model.blocks]
     before = [part(x) for part in parts]
-    set_input_size(model, (56, 40))
-    r, _ = slow_r_and_s((4, 4), (7, 5))
+    set_input_size(model, (224, 320))
+    r, _ = slow_r_and_s((side, side), (side, 320 // SHAPES[name].patch))
     for part, y in zip(parts, before, strict=True):
         assert y.std() > 1e-2
         assert same_to(part(x @ r.T), y @ r.T, 1e-10)
@@ -275,15 +280,16 @@ def part_over_tokens(block: nn.Module) -> nn.Module:
     raise AssertionError(block)
 
 
-@each_kind
-def test_a_constant_picture_keeps_its_answer_where_the_grid_shrinks(kind: str) -> None:
-    model = mixer(kind, 64).double()
-    x = images(2, 12, 1).double().expand(2, 12, 64)
+@each_shape
+def test_a_constant_picture_keeps_its_answer_where_the_grid_shrinks(name: str) -> None:
+    model, side = small(name).double(), 224 // SHAPES[name].patch
+    x = images(2, 12, 1).double().expand(2, 12, side**2)
     part = part_over_tokens(model.blocks[0])
     before = part(x)
-    set_input_size(model, (32, 48))
-    r, _ = slow_r_and_s((8, 8), (4, 6))
-    assert same_to(part(x[..., :24]), before @ r.T, 1e-10)
+    set_input_size(model, (192, 160))
+    new = (192 // SHAPES[name].patch, 160 // SHAPES[name].patch)
+    r, _ = slow_r_and_s((side, side), new)
+    assert same_to(part(x[..., : new[0] * new[1]]), before @ r.T, 1e-10)
 
 
 # -- what it keeps -------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from gmlp_vision.trunks import Isotropic
 
 # A gMLP's images, so that the loader treats all models alike
 IMAGES = {
-    key: get_pretrained_cfg_value("gmlp_pico4", key)
+    key: get_pretrained_cfg_value("gmlp_pico4.cifar10", key)
     for key in ("num_classes", "input_size", "fixed_input_size", "crop_pct", "interpolation", "mean", "std")
 }
 SHAPE: dict[str, Any] = {"img_size": 32, "patch_size": 4, "num_classes": 10}

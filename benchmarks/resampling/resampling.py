@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(argv)
     built = build(args.checkpoint)
     built.model.float()  # the file may be in half precision
-    cfg = timm.models.get_pretrained_cfg("gmlp_pico4").to_dict()  # all pico4 models see its images
+    cfg = timm.models.get_pretrained_cfg("gmlp_pico4.cifar10").to_dict()  # all pico4 models see its images
     table = {}
     for size in tqdm(SIZES):
         models = {name: model_at(built.model, size, rule) for name, rule in RULES.items()}

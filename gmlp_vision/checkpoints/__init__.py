@@ -5,7 +5,7 @@ from gmlp_vision.checkpoints.convert import convert_file
 from gmlp_vision.checkpoints.describe import describe
 from gmlp_vision.checkpoints.hub import explain_hub_errors, refuse_page
 from gmlp_vision.checkpoints.load import checkpoint_filter_fn, load_checkpoint
-from gmlp_vision.checkpoints.merge import kernels_of, merge
+from gmlp_vision.checkpoints.merge import kernels_of, merge, save_for_hf
 from gmlp_vision.checkpoints.pickled import data_allowed
 from gmlp_vision.checkpoints.read import Checkpoint, read_checkpoint
 from gmlp_vision.checkpoints.report import Report
@@ -27,4 +27,5 @@ __all__ = [
     "merge",
     "read_checkpoint",
     "refuse_page",
+    "save_for_hf",
 ]

@@ -12,6 +12,7 @@ from gmlp_vision.checkpoints import families
 from gmlp_vision.checkpoints.adapt import account
 from gmlp_vision.checkpoints.exchange import adapt_kinds, as_in_file
 from gmlp_vision.checkpoints.grid import source_size
+from gmlp_vision.checkpoints.merge import MERGED
 from gmlp_vision.checkpoints.names import State, Tensors, to_ours
 from gmlp_vision.checkpoints.read import read_checkpoint
 from gmlp_vision.checkpoints.report import Report
@@ -117,7 +118,7 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     size = source_size(tensors, like, config, overlaid_cfg=cfg)
     adapted = adapt_kinds(tensors, like, model, report, size)
     _tell_timm(cfg, model, report)
-    watch = report.missing or report.doubtful or report.explained
+    watch = report.missing or report.doubtful or report.explained or MERGED in report.dropped.values()
     logger.log(logging.WARNING if watch else logging.INFO, "%s", report)
     return adapted
 

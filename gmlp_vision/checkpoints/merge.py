@@ -1,14 +1,19 @@
 """Kernels that stand beside W in training (layers/shared_kernel.py), merged into W of a model."""
 
+import copy
 import logging
+from pathlib import Path
 from typing import Any, TypeVar
 
+import timm
 from torch import nn
 
 from gmlp_vision.checkpoints.report import Report
 from gmlp_vision.layers.fast_form import is_unhooked
 from gmlp_vision.layers.grid_tied import check_replaceable
 from gmlp_vision.layers.shared_kernel import SharedKernel
+
+MERGED = "merged into W"  # what becomes of a kernel, in a report
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,24 @@ def merge(model: Model) -> Model:
     return model
 
 
+def save_for_hf(model: nn.Module, save_directory: str | Path, **kwargs: Any) -> None:
+    """timm's `save_for_hf`, of a model whose kernels beside W, where it has such, are merged: what is written
+    is a plain gMLP, which timm alone reads. The model itself stays as it is.
+
+    Args:
+        model: One that `timm.models.save_for_hf` takes.
+        save_directory: A folder, made if it is not there.
+        kwargs: As timm's takes them: model_config, model_args, safe_serialization.
+
+    Raises:
+        ValueError: As `merge`.
+    """
+    if kernels := kernels_of(model):
+        model = merge(copy.deepcopy(model))
+        logger.warning("what is written: the shared kernels of %d layers are merged into W", len(kernels))
+    timm.models.save_for_hf(model, str(save_directory), **kwargs)
+
+
 def kernels_of(model: nn.Module) -> dict[str, SharedKernel]:
     """The layers of a model that have a kernel beside W, by their names."""
     return {name: module for name, module in model.named_modules() if isinstance(module, SharedKernel)}
@@ -67,5 +90,5 @@ def report_merged(layers: dict[str, SharedKernel], report: Report) -> None:
         before = report.adapted.pop(weight, "")
         report.adapted[weight] = f"{before}, its shared kernel added".removeprefix(", ")
         report.adapted.pop(kernel, None)
-        report.dropped[kernel] = "merged into W"
+        report.dropped[kernel] = MERGED
         report.loaded = [loaded for loaded in report.loaded if loaded not in (weight, kernel)]

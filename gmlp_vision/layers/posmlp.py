@@ -56,6 +56,9 @@ class GqpeProjection(Structured):
     d is the place of j less that of i, in tokens, rows before columns; m = `centers[g]`, S = `spreads[g]`.
     In the authors' code rows run the other way, so their learned numbers have other signs. b is a token map.
 
+    A call makes W, N^2 numbers a group, and costs N^2 a channel, as a dense W. The six numbers stay as they
+    are on another grid. No formula gives the nearest one to a dense W, so a fit is refused.
+
     W is a mean and cannot start near 0. As theirs does, it starts at m = 0 and S = 1 with noise of std 0.01,
     so as a blur over the next tokens. b starts as the unit says, where theirs starts at 0.
 

@@ -66,9 +66,14 @@ def projection_of(spatial: str, groups: int = 1) -> Callable[..., Structured]:
     """
     cls, options = kind_of(spatial)
     if groups < 1 or (groups > 1 and not cls.GROUPED):
+        grouped = ", ".join(key for key, kind in KINDS.items() if kind.GROUPED)
         raise ValueError(
             f"groups is {groups}; expected at least 1, and with spatial={spatial!r} "
-            + ("a divisor of the channels" if cls.GROUPED else "1, since all channels share one W")
+            + (
+                "a divisor of the channels"
+                if cls.GROUPED
+                else f"1, since all channels share one W (a W for each group have {grouped})"
+            )
             + (": a Toeplitz W for each group is spatial='lrpe'" if cls is ToeplitzProjection else "")
         )
     made: Any = cls  # the options of a class are its own
