@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import onnx
+import openvino
 import pytest
 import torch
 from hypothesis import given, settings
@@ -217,3 +218,7 @@ def test_files_for_other_runtimes(spatial: str, tmp_path: Path) -> None:
     x = images(2, 3, 96, 96)
     with torch.no_grad():
         same(open_openvino(path)(x), model(x))  # it reads the same file
+    own = tmp_path / "model.xml"
+    assert export_model(model, own, "openvino", dynamic_batch=True).difference < 1e-4
+    operations = [node.get_type_name() for node in openvino.Core().read_model(own).get_ops()]
+    assert sum("Convolution" in kind for kind in operations) == (2 if spatial == "7x7" else 1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny import images, perturb, same, tiny
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from gmlp_vision.export import export_model
 from gmlp_vision.layers import SpatialProjection
@@ -135,6 +136,30 @@ def test_one_that_keeps_the_scale_of_the_tokens_does_so_on_another_grid() -> Non
     layer.replace_grid((24, 24), layer.on_grid((24, 24)))
     layer.reset_parameters()
     assert layer.matrix().std().item() == pytest.approx(1 / 24, rel=0.02)
+
+
+# multiply-adds a channel over (6, 8) tokens, as docs/structure.md has them; FFTs are not counted
+MACS = {
+    "dense": 48**2,
+    "toeplitz": 48**2,
+    "3x3": 9 * 48,
+    "axial": 48 * (6 + 8),
+    "rank:3": 2 * 48 * 3,
+    "block:2": 48 * 4,
+    "grid:2": 48 * 4,
+    "lrpe": 48**2,
+    "gqpe": 48**2,
+    "dense+toeplitz": 48**2,
+    "dense+3x3": 48**2,
+}
+
+
+@pytest.mark.parametrize("spatial", MACS)
+def test_a_call_costs_what_the_page_says(spatial: str) -> None:
+    layer = projection_of(spatial)((6, 8))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        layer(images(2, 6, 8, 16))
+    assert counter.get_total_flops() == 2 * 2 * 16 * MACS[spatial]
 
 
 @every_kind
