@@ -44,8 +44,8 @@ with what the code says.
 - **filters**: which maps over tokens `gmlp-vision filters` shows ([filters.md](filters.md)).
 - **top-1**: what those who released the weights give, in % of ImageNet-1k; the family's file has the source.
   Only that of `gmlp_pico4` was measured here, on CIFAR-10.
-- **small**: top-1 of the 10,000 test images of CIFAR-10, in %, of such a model with about 1.24 M parameters after
-  5 epochs of NAdaMuon on 10,000 training images, - where there is none ([all of
+- **small**: top-1 of the 10,000 test images of CIFAR-10, in %, of such a model with about 1.24 M parameters,
+  after 5 epochs of NAdaMuon on 10,000 training images, - where there is none ([all of
   them](../benchmarks/evidence/RESULTS.md#the-families)). It tells how fast a family learns from few images,
   and not how far it comes.
 - **licence**: of the authors' code and weights, *unknown* where they state none, - where nothing of theirs is
