@@ -116,9 +116,21 @@ def test_header_is_complete(name: str) -> None:
     assert f'--config "$(gmlp-vision recipe {name})" --data-dir ' in fields["command"]
 
 
+def test_the_table_has_every_recipe() -> None:
+    page = (ROOT / "train/README.md").read_text()
+    assert set(re.findall(r"^\| \[(\w+)\]\(\1\.yaml\)", page, flags=re.M)) == set(recipes())
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if "pico4" in name])
+def test_the_small_ones_serve_other_images_too(name: str) -> None:
+    """Beside the command's place for the data nothing of what train.py reads is CIFAR-10's."""
+    assert "cifar" not in yaml.safe_dump(read(name)).lower()
+
+
 def train_py_lines() -> list[str]:
     """What follows train.py in each of its command lines in the pages on training and in the recipes."""
-    pages = [ROOT / "train/README.md", ROOT / "docs/training.md", *recipes().values()]
+    pages = [ROOT / "train/README.md", ROOT / "docs/training.md", ROOT / "docs/structure.md"]
+    pages += [ROOT / "examples/distillation/README.md", *recipes().values()]
     text = "\n".join(path.read_text() for path in pages).replace("\\\n", " ")
     return re.findall(r"train\.py (-[^\n`]+)", text)
 
@@ -197,19 +209,21 @@ def test_every_name_for_imagenet_is_served_by_one_protocol() -> None:
     ("name", "model"), [(protocol, model) for protocol in PROTOCOLS for model in served(protocol)]
 )
 def test_a_protocol_makes_every_model_that_it_serves(name: str, model: str) -> None:
-    recipe = read(name)
-    args, unknown = train_py_parser().parse_known_args(["--model", model])
-    assert (args.model, unknown) == (model, [])
+    parser = train_py_parser()
+    parser.set_defaults(**read(name))
+    args = parser.parse_args(["--model", model])
+    assert args.model == model
     made = timm.create_model(
-        model,
-        num_classes=recipe["num_classes"],
-        drop_rate=recipe["drop"],
-        drop_path_rate=recipe["drop_path"],
+        args.model,
+        num_classes=args.num_classes,
+        drop_rate=args.drop,
+        drop_path_rate=args.drop_path,
         device="meta",
+        **(args.model_kwargs or {}),
     )
     assert made.get_classifier().out_features == 1000
     rates = [m.drop_prob for m in made.modules() if isinstance(m, DropPath)]
-    assert max(rates) == pytest.approx(recipe["drop_path"])
+    assert max(rates) == pytest.approx(args.drop_path)
     # the loader makes an image of the size that the model takes
     size = resolve_input_data_config(made)["input_size"]
     assert (made.in_chans, *(getattr(made, "img_size", None) or made.stem.img_size)) == size
