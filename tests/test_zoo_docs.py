@@ -122,8 +122,10 @@ def test_what_is_said_of_a_name() -> None:
     assert row.parameters == 1_236_106
     assert row.any_size == "resampled"
     assert row.filters == ("token",)
-    tag = "gmlp_pico4.cifar10"
-    assert row.weights == ((f"{tag}, in this package", f"weights/{tag}/README.md"),)
+    assert set(row.weights) == {
+        (f"gmlp_pico4.{tag}, in this package", f"weights/gmlp_pico4.{tag}/README.md")
+        for tag in ("dist_cifar10", "cifar10")
+    }
     deep = describe("s2mlp_deep")
     assert (deep.any_size, deep.filters, deep.licence, deep.top1) == ("free", (), "", None)
     assert "shift" in deep.no_filters[0]

@@ -168,8 +168,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "gmlp_s16_rank16": {**SMALL, "spatial": "rank:16"},
 }
 
-# results/results-imagenet.csv of timm; and of gmlp_pico4, on CIFAR-10, the card beside its file
-TOP1 = {"gmlp_s16": 79.65, "gmlp_pico4": 83.34}
+# results/results-imagenet.csv of timm; and of gmlp_pico4, on CIFAR-10, the cards beside its files
+TOP1 = {"gmlp_s16": 79.65, "gmlp_pico4": 92.77, "gmlp_pico4.cifar10": 83.34}
 
 
 GATE = "blocks.0.mlp_channels.gate.proj."
@@ -325,13 +325,16 @@ default_cfgs = generate_default_cfgs(
             origin_url="https://github.com/huggingface/pytorch-image-models",
         ),
         "gmlp_b16.untrained": cfg(**PAPER),
-        # trained by this project; the card beside the file says how
-        "gmlp_pico4.cifar10": cfg(
-            **PAPER,
-            num_classes=10,
-            input_size=(3, 32, 32),
-            file=str(shipped("weights") / "gmlp_pico4.cifar10" / "model.safetensors"),
-        ),
+        # trained by this project; the cards beside the files say how
+        **{
+            f"gmlp_pico4.{tag}": cfg(
+                **PAPER,
+                num_classes=10,
+                input_size=(3, 32, 32),
+                file=str(shipped("weights") / f"gmlp_pico4.{tag}" / "model.safetensors"),
+            )
+            for tag in ("dist_cifar10", "cifar10")
+        },
         "gmlp_ti16_linear.untrained": cfg(**PAPER),
         "gmlp_s16_linear.untrained": cfg(**PAPER),
         "gmlp_b16_linear.untrained": cfg(**PAPER),
