@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ ROW = (
     "{toeplitz_share:.2f} | {locality:.2f} | {diagonal_share:.3f} | {anisotropy:.2f} | {symmetry:.2f} | "
     "{effective_rank:.1f} | {moved:,.0f}"
 )
+MEANS_ROW = ROW.replace("{moved:,.0f}", "{rms:.3f}")
+MEANS = set(re.findall(r"{(\w+):", MEANS_ROW))
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.M | re.S)
 
 
@@ -67,6 +70,16 @@ def test_the_table_of_the_page_is_that_of_the_shipped_weights() -> None:
     for (block, cells), layer in zip(rows, extract("gmlp_pico4").stats(), strict=True):
         assert int(block) == layer.block
         assert cells == ROW.format(**asdict(layer))
+
+
+def test_the_means_of_the_page_are_those_of_the_weights_that_are_here() -> None:
+    rows = re.findall(r"^\| `([\w./]+)`: [^|]*\| (.*) \|$", PAGE, flags=re.M)
+    assert len(rows) == 3
+    for source, cells in rows:
+        path = Path(__file__).parents[1] / source
+        stats = [asdict(layer) for layer in extract(path if path.exists() else source).stats()]
+        means = {key: mean(each[key] for each in stats) for key in stats[0] if key in MEANS}
+        assert cells == MEANS_ROW.format(**means)
 
 
 def test_the_options_of_the_page_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
