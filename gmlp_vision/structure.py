@@ -25,7 +25,15 @@ from gmlp_vision.filters import save_figure
 from gmlp_vision.filters.structures import DENSE, Structure, format_structures, plot_structures
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.spatial import kind_of
-from gmlp_vision.replaced import LEARNING, Some, fine_tune, maps_of, numbers_of, one_by_one, sha256_of
+from gmlp_vision.structure_measure import (
+    LEARNING,
+    Some,
+    fine_tune,
+    maps_of,
+    numbers_of,
+    one_by_one,
+    sha256_of,
+)
 from gmlp_vision.verify import check_classes, checked_device, classes_in
 
 FILES = ("structure.json", "structure.md", "structure.png", "structure.pdf")

@@ -50,7 +50,7 @@ GROUND_UP = [
     {"filters", "trunks"},
     {"models"},
     {""},  # the package's __init__
-    {"demo", "export", "replaced", "run", "zoo"},
+    {"demo", "export", "run", "structure_measure", "zoo"},
     {"structure", "verify"},
     {"cli"},
 ]

@@ -18,8 +18,8 @@ from gmlp_vision.checkpoints import build
 from gmlp_vision.cli import main
 from gmlp_vision.errors import UserError
 from gmlp_vision.filters.structures import Structure, format_structures, plot_structures
-from gmlp_vision.replaced import Some, fine_tune, one_by_one
 from gmlp_vision.structure import FILES, study, usual_kinds
+from gmlp_vision.structure_measure import Some, fine_tune, one_by_one
 
 # timm's reader leaves it to Python to close its files
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

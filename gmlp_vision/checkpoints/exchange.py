@@ -62,11 +62,12 @@ def as_in_file(model: Any, tensors: Tensors, source: str, fit: bool) -> Any:
     if not exact and not fit:
         if not known:
             return model
-        first = next(iter(theirs))
+        first, made = next(iter(theirs.items()))
         own = _kind(first)["spatial"]
         raise CheckpointError(
             f"the W's of {source} are {_in_words(kinds[0])}, and the model's {own}: "
             f"create it with {_as_arguments(kinds[0])}"
+            + ("" if made.grid_size == first.grid_size else " and an image whose grid their cells divide")
             + ("" if first.NO_NEAREST or kinds[0]["groups"] > 1 else NEAREST)
         )
     # copied: the modules alone

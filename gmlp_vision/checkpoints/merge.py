@@ -62,7 +62,7 @@ def merge(model: Model) -> Model:
 
 def save_for_hf(model: nn.Module, save_directory: str | Path, **kwargs: Any) -> None:
     """timm's `save_for_hf`, of a model whose kernels beside W, where it has such, are merged: what is written
-    is a plain gMLP, which timm alone reads. The model itself stays as it is.
+    is a plain gMLP, whose tensors timm's own gMLP takes too. The model itself stays as it is.
 
     Args:
         model: One that `timm.models.save_for_hf` takes.

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,7 @@ def read_checkpoint(
         if sha256 is not None:
             raise ValueError("sha256 is of a file, and the source is a state dict: leave it out")
         return _as_read(source, weights, prefix)
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | os.PathLike):
         raise ValueError(f"the source is a {type(source).__name__}; expected a path, a name or a state dict")
     kind, _, rest = str(source).partition(":")
     if kind == "hf-hub":

@@ -17,6 +17,6 @@ def hidden_width(width: int, ratio: Any) -> int:
     if hidden < 1:
         raise ValueError(
             f"mlp_ratio is {ratio}, which leaves a width of {width} no hidden channel; expected at least "
-            f"{1 / width:.4g}"
+            f"1 / {width}"
         )
     return hidden
