@@ -104,14 +104,19 @@ def test_the_log_of_the_first_is_of_whole_runs() -> None:
     assert stated_top1(FIRST) >= 83
 
 
-def test_the_first_was_trained_with_the_recipe() -> None:
-    recipe = yaml.safe_load(find_recipe("gmlp_pico4_cifar10").read_text())
-    changed = {}
-    for name in ("args-first.yaml", "args.yaml"):
-        args = yaml.safe_load((FIRST / name).read_text())
-        changed[name] = {key: args[key] for key, value in recipe.items() if args[key] != value}
+def changed(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    """What train.py was told other than in the recipe of this name, in both of its runs."""
+    recipe = yaml.safe_load(find_recipe(name).read_text())
+    found = {}
+    for file in ("args-first.yaml", "args.yaml"):
+        args = yaml.safe_load((folder / file).read_text())
+        found[file] = {key: args[key] for key, value in recipe.items() if args[key] != value}
         assert args["device"] == "cpu"
-    assert changed == {
+    return found
+
+
+def test_the_first_was_trained_with_the_recipe() -> None:
+    assert changed(FIRST, "gmlp_pico4_cifar10") == {
         "args-first.yaml": {"workers": 1},  # the rest is as the commands of the card say
         "args.yaml": {"workers": 1, "epochs": 36, "scale": [0.8, 1.0]},
     }
@@ -119,14 +124,11 @@ def test_the_first_was_trained_with_the_recipe() -> None:
 
 def test_the_best_was_trained_with_its_recipe() -> None:
     """The last stage: begun with a longer schedule, and resumed with that of the recipe."""
-    recipe = yaml.safe_load(find_recipe("gmlp_pico4_distilled").read_text())
-    changed = {}
-    for name in ("args-first.yaml", "args.yaml"):
-        args = yaml.safe_load((FOLDER / name).read_text())
-        changed[name] = {key: args[key] for key, value in recipe.items() if args[key] != value}
-        assert args["device"] == "cpu"
     teacher = {"device_modules": ["gmlp_vision", "teacher"]}
-    assert changed == {"args-first.yaml": {**teacher, "epochs": 50}, "args.yaml": teacher}
+    assert changed(FOLDER, "gmlp_pico4_distilled") == {
+        "args-first.yaml": {**teacher, "epochs": 50},
+        "args.yaml": teacher,
+    }
     lines = (FOLDER / "summary.csv").read_text().splitlines()
     rows = [line.split(",") for line in lines if not line.startswith("epoch")]
     assert [int(row[0]) + 1 for row in rows] == [4, 8, 12, 16, 20, 24]
