@@ -28,10 +28,11 @@ from gmlp_vision.shipped import find_recipe
 
 modules = load("evidence")
 evidence, models, report = modules.evidence, modules.evidence_models, modules.family_report
-FAMILIES, MODELS, RECIPES = modules.families.FAMILIES, modules.families.MODELS, modules.families.RECIPES
+families = modules.families
+FAMILIES, MODELS, RECIPES, TRIES = families.FAMILIES, families.MODELS, families.RECIPES, families.TRIES
 
 RECIPE = yaml.safe_load(find_recipe("gmlp_pico4_10k").read_text())
-PYRAMIDS = [family for family, model in MODELS.items() if modules.families.kind_of(model) == "pyramid"]
+PYRAMIDS = [family for family, model in MODELS.items() if families.kind_of(model) == "pyramid"]
 
 
 def make(family: str, **kwargs: Any) -> nn.Module:
@@ -83,6 +84,33 @@ def test_a_row_is_a_family_and_an_optimizer() -> None:
         plain, other = FAMILIES[f"adamw_{family}"], FAMILIES[f"nadamuon_{family}"]
         assert plain == model
         assert other == model._replace(options={**model.options, **RECIPES["nadamuon"]})
+
+
+def test_a_try_is_a_family_by_nadamuon_with_one_thing_of_its_own() -> None:
+    assert TRIES.keys() <= evidence.ALL.keys()
+    assert not TRIES.keys() & FAMILIES.keys()
+    for row, tried in TRIES.items():
+        setting, _, family = row.partition("_")
+        plain = FAMILIES[f"nadamuon_{family}"]
+        if setting == "small":
+            assert tried == plain._replace(model=f"{family}_pico4_small")
+        else:
+            assert tried == plain._replace(options={**plain.options, "lr": setting.removeprefix("lr")})
+
+
+@pytest.mark.parametrize(
+    ("family", "small"), [("resmlp", "linear_tokens.weight"), ("mixer", "mlp_tokens.fc2.weight")]
+)
+def test_a_small_start_is_of_the_map_over_tokens_alone(family: str, small: str) -> None:
+    seeded = [torch.manual_seed(0) and timm.create_model(f"{family}_pico4{end}") for end in ("", "_small")]
+    plain, other = (model.state_dict() for model in seeded)
+    scaled = {name for name in plain if not torch.equal(plain[name], other[name])}
+    assert scaled == {f"blocks.{i}.{small}" for i in range(8)}
+    for name in scaled:
+        torch.testing.assert_close(other[name], plain[name] * 1e-3)
+    assert resolve_data_config({}, model=seeded[1]) == resolve_data_config({}, model=seeded[0])
+    cross_entropy(perturb(seeded[1])(images(4, 3, 32, 32)), torch.arange(4)).backward()
+    assert all(dict(seeded[1].named_parameters())[name].grad.any() for name in scaled)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -178,7 +206,7 @@ def test_a_checkpoint_says_which_model_it_holds(tmp_path: Path) -> None:
 
 def finished(output: Path, row: str, seed: int, top1: float, seconds: float = 60.0) -> None:
     """A run's folder, as train.py and evidence.py leave it."""
-    folder, model = output / row / f"seed{seed}", FAMILIES[row]
+    folder, model = output / row / f"seed{seed}", {**FAMILIES, **TRIES}[row]
     folder.mkdir(parents=True)
     sizes = {"model_kwargs": models.values(model.model_kwargs)} if model.model_kwargs else {}
     options = {key.replace("-", "_"): value for key, value in model.options.items()}
@@ -249,6 +277,26 @@ def test_table_with_speeds(tmp_path: Path) -> None:
     )
 
 
+def test_table_of_tries_has_the_families_that_have_one(tmp_path: Path) -> None:
+    for row, seed, top1 in (
+        ("nadamuon_resmlp", 0, 58.0),
+        ("nadamuon_resmlp", 1, 59.0),
+        ("nadamuon_cycle", 0, 55.0),
+        ("nadamuon_gmlp", 0, 67.0),
+        ("lr4e-3_resmlp", 0, 60.0),
+        ("lr2e-3_cycle", 0, 57.0),
+        ("small_resmlp", 0, 61.0),
+    ):
+        finished(tmp_path, row, seed, top1)
+    lines = report.tries(tmp_path, [0, 1], RECIPE).splitlines()
+    assert cells_of(lines[0]) == ["family", "NAdaMuon, 8e-3", "4e-3", "2e-3", "8e-3, small start"]
+    assert [cells_of(line) for line in lines[2:4]] == [
+        ["resmlp", "58.50", "60.00", "-", "61.00"],
+        ["cycle", "55.00", "-", "57.00", "-"],
+    ]
+    assert lines[4:] == ["", "2026-11-29, a CPU, threads a run: 1, timm 1, torch 2."]
+
+
 def test_figures_have_a_label_a_family_and_none_covers_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,7 +338,7 @@ def test_no_figure_of_time_before_speeds_and_none_without_runs(
 
 
 def test_speeds_are_written_for_all_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = modules.families.isotropic("gMLP", "gmlp_ti16", 16, depth=1)
+    small = families.isotropic("gMLP", "gmlp_ti16", 16, depth=1)
     monkeypatch.setattr(modules.speeds, "MODELS", {"gmlp": small, "other": small})
     monkeypatch.setattr(modules.speeds, "ROUNDS", 1)
     told = modules.speeds.speeds(tmp_path / "new", [0], {**RECIPE, "batch_size": 2})

@@ -8,6 +8,7 @@
     python benchmarks/evidence/evidence.py levers --held-out
     python benchmarks/evidence/evidence.py speeds
     python benchmarks/evidence/evidence.py families
+    python benchmarks/evidence/evidence.py tries
     python benchmarks/evidence/evidence.py figures
     python benchmarks/evidence/evidence.py learned
     python benchmarks/evidence/evidence.py record
@@ -17,12 +18,13 @@ ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}
 optimizer and the standard deviation of W at its start; or {adamw, nadamuon}_{dense, dense+toeplitz,
 dense+3x3, dense+7x7}, an optimizer and what W is, or nadamuon_dense+toeplitz_FORM, the kernel in another
 form; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate; or a lever of levers.py; or
-{adamw, nadamuon}_FAMILY, an optimizer and a family of families.py.
+{adamw, nadamuon}_FAMILY, an optimizer and a family of families.py; or {lr4e-3, lr2e-3, small}_FAMILY, a
+family at settings of its own.
 
-`table` sums up the first, `optimizers`, `kernels`, `rates`, `levers` and `families` the others. `figures`
-draws what `families` tells; `speeds` measures how fast its models are, by turns, and nothing else should run
-then. `learned` draws and measures what their operators look like after training. `record` writes what the
-tables read of the finished runs into one small file, runs.jsonl; such files are in
+`table` sums up the first, `optimizers`, `kernels`, `rates`, `levers`, `families` and `tries` the others.
+`figures` draws what `families` tells; `speeds` measures how fast its models are, by turns, and nothing else
+should run then. `learned` draws and measures what their operators look like after training. `record` writes
+what the tables read of the finished runs into one small file, runs.jsonl; such files are in
 benchmarks/evidence/measured, which --output takes.
 
 Each is trained by timm's own train.py, out of the folder --scripts, with one recipe, once a seed. Options
@@ -51,9 +53,9 @@ from typing import Any
 import torch
 import yaml
 from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender
-from families import FAMILIES, MODELS
+from families import FAMILIES, MODELS, TRIES
 from family_figures import figures
-from family_report import families
+from family_report import families, tries
 from learned import learned
 from levers import LEVERS
 from report import kernels, levers, optimizers, rates, report
@@ -67,7 +69,7 @@ from gmlp_vision.errors import UserError
 from gmlp_vision.run import find_script
 from gmlp_vision.shipped import find_recipe
 
-ALL = {**ROWS, **OPTIMIZERS, **KERNELS, **RATES, **LEVERS, **FAMILIES}
+ALL = {**ROWS, **OPTIMIZERS, **KERNELS, **RATES, **LEVERS, **FAMILIES, **TRIES}
 # each from (output, seeds, recipe) to what is printed
 TABLES = {
     "table": report,
@@ -76,6 +78,7 @@ TABLES = {
     "rates": rates,
     "levers": levers,
     "families": families,
+    "tries": tries,
     "figures": figures,
     "learned": learned,
     "speeds": speeds,
@@ -178,8 +181,11 @@ def check(args: argparse.Namespace) -> None:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    rows = "; ".join(f"{name}: {row.title}" for name, row in ALL.items() if name not in FAMILIES)
+    families = {**FAMILIES, **TRIES}
+    rows = "; ".join(f"{name}: {row.title}" for name, row in ALL.items() if name not in families)
     rows += f"; adamw_ or nadamuon_ and one of {', '.join(MODELS)}: the family with this optimizer"
+    rows += "; lr4e-3_ or lr2e-3_ and one of them: NAdaMuon at this rate"
+    rows += "; small_resmlp, small_mixer: their maps over tokens start near 0"
     # no abbreviations: what is not known here goes to train.py
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False

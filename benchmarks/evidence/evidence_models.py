@@ -39,12 +39,15 @@ IMAGES = {
     key: get_pretrained_cfg_value("gmlp_pico4.cifar10", key)
     for key in ("num_classes", "input_size", "fixed_input_size", "crop_pct", "interpolation", "mean", "std")
 }
+SMALL_START = 1e-3  # of what timm draws
 SHAPE: dict[str, Any] = {"img_size": 32, "patch_size": 4, "num_classes": 10}
 
 default_cfgs = generate_default_cfgs(
     {
         "resmlp_pico4": {**IMAGES, "first_conv": "stem.proj", "classifier": "head"},
         "mixer_pico4": {**IMAGES, "first_conv": "stem.proj", "classifier": "head"},
+        "resmlp_pico4_small": {**IMAGES, "first_conv": "stem.proj", "classifier": "head"},
+        "mixer_pico4_small": {**IMAGES, "first_conv": "stem.proj", "classifier": "head"},
         "vit_pico4": {**IMAGES, "first_conv": "patch_embed.proj", "classifier": "head"},
         "patch_mlp_pico4": {**IMAGES, "first_conv": "stem.proj", "classifier": "head"},
     }
@@ -230,6 +233,24 @@ def mixer_pico4(pretrained: bool = False, **kwargs: Any) -> MlpMixer:
     """MLP-Mixer: between tokens an MLP of half the width, between channels one of four times it."""
     size = {"num_blocks": 8, "embed_dim": 134, "mlp_ratio": (0.5, 4.0), "block_layer": MixerBlock}
     return build_model_with_cfg(MlpMixer, "mixer_pico4", pretrained, **{**SHAPE, **size, **kwargs})
+
+
+@register_model
+def resmlp_pico4_small(pretrained: bool = False, **kwargs: Any) -> MlpMixer:
+    """resmlp_pico4 whose maps over tokens start near 0, as gMLP's W does; timm draws them at full size."""
+    model = timm.model_entrypoint("resmlp_pico4")(pretrained, **kwargs)
+    for block in model.blocks:
+        block.linear_tokens.weight.data.mul_(SMALL_START)
+    return model
+
+
+@register_model
+def mixer_pico4_small(pretrained: bool = False, **kwargs: Any) -> MlpMixer:
+    """mixer_pico4 whose second maps over tokens start near 0; with both there would be no gradient."""
+    model = timm.model_entrypoint("mixer_pico4")(pretrained, **kwargs)
+    for block in model.blocks:
+        block.mlp_tokens.fc2.weight.data.mul_(SMALL_START)
+    return model
 
 
 @register_model

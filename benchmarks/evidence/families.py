@@ -19,6 +19,9 @@ Not here are kinds of W other than dense (`evidence.py kernels`), and timm's gMi
 
 `patch_mlp` does not mix tokens, and tells what mixing gives. `frozen` beside gMLP tells less: half of its U
 and all of its W do nothing, so that it is a smaller model than its parameters say.
+
+The rate of NAdaMuon is the one that is best for gMLP. What learns no more than `patch_mlp` by it gets a try
+at settings of its own: TRIES.
 """
 
 from typing import Any
@@ -113,9 +116,22 @@ def kind_of(model: Contender) -> str:
     return "pyramid" if "depths" in model.model_kwargs else "isotropic"
 
 
-# All rows
 FAMILIES = {
     f"{opt}_{family}": model._replace(options={**model.options, **options})
     for opt, options in RECIPES.items()
     for family, model in MODELS.items()
+}
+
+# Tries at a family's own settings: NAdaMuon at rates below the recipe's,
+LOWER = ("4e-3", "2e-3")
+TRIES = {
+    f"lr{rate}_{family}": model._replace(options={**model.options, **NADAMUON, "lr": rate})
+    for rate in LOWER
+    for family, model in MODELS.items()
+}
+# and a start near 0 of maps that timm draws at full size, where 5 epochs leave no trace that could be seen
+SMALL = ("resmlp", "mixer")
+TRIES |= {
+    f"small_{family}": MODELS[family]._replace(model=f"{family}_pico4_small", options={**NADAMUON})
+    for family in SMALL
 }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import timm
 from evidence_models import IMAGES, parameters, values
-from families import FAMILIES, MODELS, RECIPES
+from families import FAMILIES, LOWER, MODELS, RECIPES, TRIES
 from report import deviations, machines, mean_and_std
 from runs import Run, read_runs
 from speeds import INFERENCE, read_speeds
@@ -21,6 +21,13 @@ COLUMNS = (
     "inference: images/s",
     *(f"{recipe}: minutes a run" for recipe in RECIPES),
 )
+
+# From a column of the tries to the prefix of its rows
+TRY_COLUMNS = {
+    "NAdaMuon, 8e-3": "nadamuon",
+    **{rate: f"lr{rate}" for rate in LOWER},
+    "8e-3, small start": "small",
+}
 
 
 class Row(NamedTuple):
@@ -101,3 +108,18 @@ def read_rows(output: Path, seeds: Sequence[int]) -> list[Row]:
             count, macs = parameters(model, sizes), count_macs(made.eval(), IMAGES["input_size"][1:])
             rows.append(Row(family, model.title, count, macs, own, images.get(family, {})))
     return rows
+
+
+def tries(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
+    """Top-1 of each family that has a try at its own settings, beside the recipe's; below as `report`."""
+    rows = {**FAMILIES, **TRIES}
+    runs = read_runs(output, rows, seeds)
+    tried = {row.partition("_")[2] for row, _ in runs if row in TRIES}
+    lines = [f"| family | {' | '.join(TRY_COLUMNS)} |", "|---" * (1 + len(TRY_COLUMNS)) + "|"]
+    for family in MODELS:
+        if family in tried:
+            named = [f"{prefix}_{family}" for prefix in TRY_COLUMNS.values()]
+            found = [[runs[row, seed].top1 for seed in seeds if (row, seed) in runs] for row in named]
+            lines.append(f"| {family} | {' | '.join(mean_and_std(top1)[0] for top1 in found)} |")
+    own = {(row, seed): run for (row, seed), run in runs.items() if row in TRIES}
+    return "\n".join([*lines, "", *deviations(TRIES, own, recipe), *machines(own)])

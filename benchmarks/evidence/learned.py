@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from families import FAMILIES
+from families import FAMILIES, TRIES
 from runs import folder_of, read_options
 from timm.models import load_checkpoint
 
@@ -17,6 +17,7 @@ from gmlp_vision.atomic import write_file
 from gmlp_vision.filters import FilterBank, extract, plot_kernels, save_figure
 from gmlp_vision.filters.extract import find
 
+ROWS = (*FAMILIES, *TRIES)
 STATISTICS = "learned.jsonl"
 PICTURES = "learned"
 DPI = 100
@@ -51,7 +52,7 @@ def learned(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> st
     whose folders are gone stay.
     """
     known = read_learned(output)
-    for row in FAMILIES:
+    for row in ROWS:
         for seed in seeds:
             folder = folder_of(output, row, seed)
             bank = bank_of(folder) if folder.is_dir() else None
@@ -67,7 +68,7 @@ def learned(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> st
     if lines:
         write_file(output / STATISTICS, "".join(lines))
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for row in FAMILIES:
+    for row in ROWS:
         for seed in seeds:
             for kind, layers in _by_kind(known.get((row, seed), [])).items():
                 cells = [row, str(seed), kind, str(len(layers)), *(_mean(layers, field) for field in MEANS)]
