@@ -81,20 +81,20 @@ def measured() -> list[Measured]:
     ]
 
 
-def measured_of(family: ModuleType) -> list[Measured]:
+def measured_of(family: ModuleType, runs: Sequence[Measured]) -> list[Measured]:
     """Those of a family's names, or of small ones that are called like them, as resmlp_pico4."""
     names = {name.partition("_")[0] for name in names_of(family)}
     return [
         each
-        for each in measured()
+        for each in runs
         if family_of_name(each.model) in (family, None) and each.model.partition("_")[0] in names
     ]
 
 
-def small(name: str) -> str:
+def small(name: str, runs: Sequence[Measured]) -> str:
     """The cell of a registered name in the column of that title."""
     first = next(iter(RECIPES))
-    found = [each.top1 for each in measured() if (each.model, each.recipe) == (name, first)]
+    found = [each.top1 for each in runs if (each.model, each.recipe) == (name, first)]
     return ", ".join(f"{value:.1f}" for value in found) or "-"
 
 
@@ -109,11 +109,11 @@ def equations(family: ModuleType) -> list[str]:
     ]
 
 
-def learned(family: ModuleType) -> list[str]:
+def learned(family: ModuleType, runs: Sequence[Measured]) -> list[str]:
     """How its small models did, and pictures of what their maps became."""
     lines = []
     rows: dict[str, list[Measured]] = {}
-    for each in measured_of(family):
+    for each in measured_of(family, runs):
         rows.setdefault(each.row.partition("_")[2], []).append(each)
     for row, found in rows.items():
         told = ", ".join(f"{each.top1:.1f} by {RECIPES[each.recipe]}" for each in found)
@@ -129,7 +129,7 @@ def learned(family: ModuleType) -> list[str]:
     return lines
 
 
-def section(family: ModuleType) -> str:
+def section(family: ModuleType, runs: Sequence[Measured]) -> str:
     """A family's heading, source, equations and table for docs/zoo.md, and what it learned."""
     first, *_ = (family.__doc__ or "").split("\n\n")
     paper = " ".join(first.partition(":")[2].split()).rstrip(".")
@@ -141,18 +141,18 @@ def section(family: ModuleType) -> str:
             f"## {title(family)}\n",
             f"{paper}. {family.SOURCE}{verified}\n",
             *equations(family),
-            *table((*COLUMNS[:-1], "small", COLUMNS[-1]), [cells(row) for row in rows]),
+            *table((*COLUMNS[:-1], "small", COLUMNS[-1]), [cells(row, runs) for row in rows]),
             *([f"\nWhere there are no filters: {'; '.join(reasons)}."] if reasons else []),
-            *learned(family),
+            *learned(family, runs),
             "",
         ]
     )
 
 
-def cells(row: Name) -> list[str]:
+def cells(row: Name, runs: Sequence[Measured]) -> list[str]:
     """As Name.cells, with links, and how a small one did."""
     name, *values, _ = row.cells()
-    return [f"`{name}`", *values, small(row.name), joined(map(link, row.weights))]
+    return [f"`{name}`", *values, small(row.name, runs), joined(map(link, row.weights))]
 
 
 def link(place: Place) -> str:
@@ -193,7 +193,8 @@ def span(values: Sequence[float]) -> str:
 
 
 def page() -> str:
-    return "\n".join([HEAD, *map(section, families())])
+    runs = measured()
+    return "\n".join([HEAD, *(section(family, runs) for family in families())])
 
 
 def readme(text: str) -> str:

@@ -289,10 +289,10 @@ def test_table_of_tries_has_the_families_that_have_one(tmp_path: Path) -> None:
     ):
         finished(tmp_path, row, seed, top1)
     lines = report.tries(tmp_path, [0, 1], RECIPE).splitlines()
-    assert cells_of(lines[0]) == ["family", "NAdaMuon, 8e-3", "4e-3", "2e-3", "8e-3, small start"]
+    assert cells_of(lines[0]) == ["family", "NAdaMuon, 8e-3", "2e-3", "4e-3", "16e-3", "8e-3, small start"]
     assert [cells_of(line) for line in lines[2:4]] == [
-        ["resmlp", "58.50", "60.00", "-", "61.00"],
-        ["cycle", "55.00", "-", "57.00", "-"],
+        ["resmlp", "58.50", "-", "60.00", "-", "61.00"],
+        ["cycle", "55.00", "57.00", "-", "-", "-"],
     ]
     assert lines[4:] == ["", "2026-11-29, a CPU, threads a run: 1, timm 1, torch 2."]
 

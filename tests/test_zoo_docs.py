@@ -56,22 +56,24 @@ def test_a_page_has_the_equations_and_what_was_learned(
     monkeypatch.setattr(docs, "MEASURED", place)
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     gfnet, mixers, gmlp = (family_of_name(name) for name in ("gfnet_ti", "resmlp_12_224", "gmlp_ti16"))
-    assert docs.learned(gfnet) == []
-    assert docs.small("gfnet_ti") == "-"
+    assert docs.measured() == []
+    assert docs.learned(gfnet, []) == []
+    assert docs.small("gfnet_ti", []) == "-"
     (place / "runs.jsonl").write_text(
         "".join(
             json.dumps({"row": row, "seed": seed, "top1": top1, "options": {"model": model}}) + "\n"
             for row, seed, model, top1 in runs
         )
     )
-    assert docs.small("gfnet_ti") == "60.5"
-    assert docs.small("gfnet_xs") == "-"
-    line, picture = docs.learned(gfnet)
+    found = docs.measured()
+    assert docs.small("gfnet_ti", found) == "60.5"
+    assert docs.small("gfnet_xs", found) == "-"
+    line, picture = docs.learned(gfnet, found)
     assert "Small, as `gfnet` of" in line
     assert line.endswith("60.5 by NAdaMuon, 50.0 by AdamW.")
     assert picture.endswith("by NAdaMuon](../benchmarks/learned/nadamuon_gfnet.png)")
-    assert [line.rpartition(": ")[2] for line in docs.learned(mixers)] == ["64.0 by NAdaMuon."]
-    assert docs.learned(gmlp) == []
+    assert [line.rpartition(": ")[2] for line in docs.learned(mixers, found)] == ["64.0 by NAdaMuon."]
+    assert docs.learned(gmlp, found) == []
     shapes, equation = docs.equations(gmlp)
     assert shapes.startswith("Shapes: B batch, N = H * W tokens")
     assert equation.startswith("```text\nZ = GELU(LN(X) U)  ")

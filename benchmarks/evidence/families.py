@@ -122,11 +122,11 @@ FAMILIES = {
     for family, model in MODELS.items()
 }
 
-# Tries at a family's own settings: NAdaMuon at rates below the recipe's,
-LOWER = ("4e-3", "2e-3")
+# Tries at a family's own settings: NAdaMuon at other rates than the recipe's,
+OTHER_RATES = ("2e-3", "4e-3", "16e-3")
 TRIES = {
     f"lr{rate}_{family}": model._replace(options={**model.options, **NADAMUON, "lr": rate})
-    for rate in LOWER
+    for rate in OTHER_RATES
     for family, model in MODELS.items()
 }
 # and a start near 0 of maps that timm draws at full size, where 5 epochs leave no trace that could be seen

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import timm
 from evidence_models import IMAGES, parameters, values
-from families import FAMILIES, LOWER, MODELS, RECIPES, TRIES
-from report import deviations, machines, mean_and_std
+from families import FAMILIES, MODELS, OTHER_RATES, RECIPES, TRIES
+from report import deviations, machines, markdown, mean_and_std
 from runs import Run, read_runs
 from speeds import INFERENCE, read_speeds
 
@@ -25,7 +25,7 @@ COLUMNS = (
 # From a column of the tries to the prefix of its rows
 TRY_COLUMNS = {
     "NAdaMuon, 8e-3": "nadamuon",
-    **{rate: f"lr{rate}" for rate in LOWER},
+    **{rate: f"lr{rate}" for rate in OTHER_RATES},
     "8e-3, small start": "small",
 }
 
@@ -73,8 +73,7 @@ class Row(NamedTuple):
 def families(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
     """What each family learns by each recipe, what it costs, and below as `report`."""
     runs = read_runs(output, FAMILIES, seeds)
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    lines += [f"| {' | '.join(row.cells())} |" for row in read_rows(output, seeds)]
+    lines = markdown(COLUMNS, [row.cells() for row in read_rows(output, seeds)])
     lines.append("")
     for name in RECIPES:
         missing = [
@@ -115,11 +114,15 @@ def tries(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
     rows = {**FAMILIES, **TRIES}
     runs = read_runs(output, rows, seeds)
     tried = {row.partition("_")[2] for row, _ in runs if row in TRIES}
-    lines = [f"| family | {' | '.join(TRY_COLUMNS)} |", "|---" * (1 + len(TRY_COLUMNS)) + "|"]
-    for family in MODELS:
-        if family in tried:
-            named = [f"{prefix}_{family}" for prefix in TRY_COLUMNS.values()]
-            found = [[runs[row, seed].top1 for seed in seeds if (row, seed) in runs] for row in named]
-            lines.append(f"| {family} | {' | '.join(mean_and_std(top1)[0] for top1 in found)} |")
+
+    def top1(row: str) -> str:
+        return mean_and_std([runs[row, seed].top1 for seed in seeds if (row, seed) in runs])[0]
+
+    cells = [
+        [family, *(top1(f"{prefix}_{family}") for prefix in TRY_COLUMNS.values())]
+        for family in MODELS
+        if family in tried
+    ]
+    lines = markdown(("family", *TRY_COLUMNS), cells)
     own = {(row, seed): run for (row, seed), run in runs.items() if row in TRIES}
     return "\n".join([*lines, "", *deviations(TRIES, own, recipe), *machines(own)])

@@ -1,6 +1,5 @@
 """What the operators of the families learned: statistics and a picture of each run, which outlive it."""
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,10 +9,10 @@ from typing import Any
 
 import timm
 from families import FAMILIES, TRIES
-from runs import folder_of, read_options
+from report import markdown
+from runs import folder_of, read_lines, read_options, write_lines
 from timm.models import load_checkpoint
 
-from gmlp_vision.atomic import write_file
 from gmlp_vision.filters import FilterBank, extract, plot_kernels, save_figure
 from gmlp_vision.filters.extract import find
 
@@ -61,19 +60,15 @@ def learned(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> st
                 if seed == seeds[0]:
                     (output / PICTURES).mkdir(exist_ok=True)
                     save_figure(plot_kernels(a_few(bank)), output / PICTURES / f"{row}.png", dpi=DPI)
-    lines = [
-        json.dumps({"row": row, "seed": seed, "layers": layers}) + "\n"
-        for (row, seed), layers in sorted(known.items())
+    if known:
+        write_lines(output / STATISTICS, {key: {"layers": layers} for key, layers in known.items()})
+    cells = [
+        [row, str(seed), kind, str(len(layers)), *(_mean(layers, field) for field in MEANS)]
+        for row in ROWS
+        for seed in seeds
+        for kind, layers in _by_kind(known.get((row, seed), [])).items()
     ]
-    if lines:
-        write_file(output / STATISTICS, "".join(lines))
-    table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for row in ROWS:
-        for seed in seeds:
-            for kind, layers in _by_kind(known.get((row, seed), [])).items():
-                cells = [row, str(seed), kind, str(len(layers)), *(_mean(layers, field) for field in MEANS)]
-                table.append(f"| {' | '.join(cells)} |")
-    return "\n".join(table)
+    return "\n".join(markdown(COLUMNS, cells))
 
 
 def bank_of(folder: Path) -> FilterBank | None:
@@ -104,9 +99,7 @@ def a_few(bank: FilterBank) -> FilterBank:
 
 def read_learned(output: Path) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """What `learned` wrote, by row and seed, a dict of statistics a layer; {} where it wrote nothing."""
-    file = output / STATISTICS
-    told = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return {(each["row"], each["seed"]): each["layers"] for each in told}
+    return {key: told["layers"] for key, told in read_lines(output / STATISTICS).items()}
 
 
 def _by_kind(layers: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -93,16 +93,19 @@ def table(
     recipe: Mapping[str, Any],
 ) -> str:
     """A line for each row that has runs, and below them what no line says."""
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in rows:
-        of_row = {seed: runs[row, seed] for seed in seeds if (row, seed) in runs}
-        if of_row:
-            lines.append(f"| {' | '.join([row, *line(row, of_row)])} |")
+    found = {row: {seed: runs[row, seed] for seed in seeds if (row, seed) in runs} for row in rows}
+    lines = markdown(columns, [[row, *line(row, of_row)] for row, of_row in found.items() if of_row])
     lines.append("")
     missing = [f"{row} seed {seed}" for row in rows for seed in seeds if (row, seed) not in runs]
     if missing:
         lines.append(f"Not run: {', '.join(missing)}.")
     return "\n".join([*lines, *deviations(rows, runs, recipe), *machines(runs)])
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in (columns, *rows))
+    return [head, "|---" * len(columns) + "|", *lines]
 
 
 def top1(runs: Mapping[int, Run]) -> list[str]:

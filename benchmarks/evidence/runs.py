@@ -91,13 +91,7 @@ def read_run(folder: Path) -> Run:
 
 def read_records(output: Path) -> dict[tuple[str, int], Run]:
     """What `record` wrote; {} where it wrote nothing."""
-    file = output / RECORDS
-    records = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        told = json.loads(line)
-        key = told.pop("row"), told.pop("seed")
-        records[key] = Run(**told)
-    return records
+    return {key: Run(**told) for key, told in read_lines(output / RECORDS).items()}
 
 
 def record(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
@@ -112,13 +106,24 @@ def record(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str
         if seed in seeds:
             run = read_run(told.parent)
             records[row, seed] = run._replace(options=without_places(run.options))
-    lines = [
-        json.dumps({"row": row, "seed": seed, **records[row, seed]._asdict()}) + "\n"
-        for row, seed in sorted(records)
-    ]
-    output.mkdir(parents=True, exist_ok=True)
-    write_file(output / RECORDS, "".join(lines))
-    return f"{output / RECORDS}: {len(lines)} runs"
+    write_lines(output / RECORDS, {key: run._asdict() for key, run in records.items()})
+    return f"{output / RECORDS}: {len(records)} runs"
+
+
+def read_lines(file: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """What `write_lines` wrote; {} where there is no file."""
+    found = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        told = json.loads(line)
+        found[told.pop("row"), told.pop("seed")] = told
+    return found
+
+
+def write_lines(file: Path, told: Mapping[tuple[str, int], Mapping[str, Any]]) -> None:
+    """A line of JSON for each (row, seed), sorted."""
+    lines = [json.dumps({"row": row, "seed": seed, **of}) + "\n" for (row, seed), of in sorted(told.items())]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, "".join(lines))
 
 
 def without_places(options: Mapping[str, Any]) -> dict[str, Any]:
