@@ -18,8 +18,8 @@ ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}
 optimizer and the standard deviation of W at its start; or {adamw, nadamuon}_{dense, dense+toeplitz,
 dense+3x3, dense+7x7}, an optimizer and what W is, or nadamuon_dense+toeplitz_FORM, the kernel in another
 form; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate; or a lever of levers.py; or
-{adamw, nadamuon}_FAMILY, an optimizer and a family of families.py; or {lr2e-3, lr4e-3, lr16e-3, small}_FAMILY,
-a family at settings of its own.
+{adamw, nadamuon}_FAMILY, an optimizer and a family of families.py; or {lr2e-3, lr4e-3, lr16e-3,
+small}_FAMILY, a family at settings of its own.
 
 `table` sums up the first, `optimizers`, `kernels`, `rates`, `levers`, `families` and `tries` the others.
 `figures` draws what `families` tells; `speeds` measures how fast its models are, by turns, and nothing else
