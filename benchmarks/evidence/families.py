@@ -37,8 +37,8 @@ SAME_IMAGES = {
     "std": " ".join(map(str, IMAGES["std"])),
 }
 
-# The recipe as it is, and the best of the optimizers found
-RECIPES: dict[str, dict[str, str]] = {"adamw": {}, "nadamuon": NADAMUON}
+# The best of the optimizers found, and the recipe as it is
+RECIPES: dict[str, dict[str, str]] = {"nadamuon": NADAMUON, "adamw": {}}
 
 
 def isotropic(title: str, model: str, embed_dim: int, **own: Any) -> Contender:

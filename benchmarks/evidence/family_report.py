@@ -16,10 +16,9 @@ from gmlp_vision.zoo import count_macs
 
 COLUMNS = (
     *("family", "model", "parameters", "MMACs"),
-    *(f"{recipe}: {column}" for recipe in RECIPES for column in ("top-1, mean", "std", "seeds")),
-    *(f"{recipe}: images/s" for recipe in RECIPES),
-    "inference: images/s",
-    *(f"{recipe}: minutes a run" for recipe in RECIPES),
+    *(f"top-1, {recipe}" for recipe in RECIPES),
+    *(f"images/s, {task}" for task in (*RECIPES, INFERENCE)),
+    *(f"minutes, {recipe}" for recipe in RECIPES),
 )
 
 # From a column of the tries to the prefix of its rows
@@ -51,19 +50,21 @@ class Row(NamedTuple):
         return [run.top1 for run in self.runs[recipe].values()]
 
     def cells(self) -> list[str]:
-        """One for each of COLUMNS."""
+        """One for each of COLUMNS; "-" for what was not run."""
         return [
             self.family,
             self.title,
             f"{self.parameters:,}",
             f"{self.macs / 1e6:.1f}",
-            *(cell for recipe in RECIPES for cell in (*mean_and_std(self.top1(recipe)), self.seeds(recipe))),
+            *(self.spread(recipe) for recipe in RECIPES),
             *(f"{self.images[task]:.0f}" if self.images else "-" for task in (*RECIPES, INFERENCE)),
             *(self.minutes(recipe) for recipe in RECIPES),
         ]
 
-    def seeds(self, recipe: str) -> str:
-        return ", ".join(map(str, self.runs[recipe])) or "-"
+    def spread(self, recipe: str) -> str:
+        """The mean over the seeds, and where there is more than one their standard deviation and number."""
+        mean, std = mean_and_std(self.top1(recipe))
+        return mean if std == "-" else f"{mean} (std {std}, {len(self.runs[recipe])} seeds)"
 
     def minutes(self, recipe: str) -> str:
         seconds = [run.seconds for run in self.runs[recipe].values()]
@@ -71,9 +72,9 @@ class Row(NamedTuple):
 
 
 def families(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
-    """What each family learns by each recipe, what it costs, and below as `report`."""
+    """What each family learns by each recipe, and what it costs, the best first; below as `report`."""
     runs = read_runs(output, FAMILIES, seeds)
-    lines = markdown(COLUMNS, [row.cells() for row in read_rows(output, seeds)])
+    lines = markdown(COLUMNS, [row.cells() for row in best_first(read_rows(output, seeds))])
     lines.append("")
     for name in RECIPES:
         missing = [
@@ -89,6 +90,15 @@ def families(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> s
             f"{measured['batch']}, {measured['precision']}, median of {measured['rounds']}, all in turns."
         )
     return "\n".join([*lines, *deviations(FAMILIES, runs, recipe), *machines(runs)])
+
+
+def best_first(rows: Sequence[Row]) -> list[Row]:
+    """By the first recipe, and those without it by the others."""
+
+    def means(row: Row) -> list[float]:
+        return [statistics.mean(row.top1(recipe) or [0.0]) for recipe in RECIPES]
+
+    return sorted(rows, key=means, reverse=True)
 
 
 def read_rows(output: Path, seeds: Sequence[int]) -> list[Row]:
