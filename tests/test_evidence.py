@@ -397,7 +397,11 @@ def finished(
     """A run's folder, as train.py and evidence.py leave it."""
     folder = output / row / f"seed{seed}"
     folder.mkdir(parents=True)
-    (folder / "args.yaml").write_text(yaml.safe_dump({**RECIPE, "seed": seed, **options}))
+    made = {
+        "model": evidence.ALL[row].model,
+        "model_kwargs": modules.evidence_models.values(evidence.ALL[row].model_kwargs),
+    }
+    (folder / "args.yaml").write_text(yaml.safe_dump({**RECIPE, **made, "seed": seed, **options}))
     (folder / "summary.csv").write_text(f"epoch,train_loss,eval_top1\n3,2.0,99.0\n4,1.5,{top1}\n")
     machine = {"date": "2026-11-29 20:00 UTC", "cpu": "a CPU", "gpu": None, "threads": 1}
     told = {
@@ -452,6 +456,11 @@ def test_a_table_says_where_a_run_is_older_than_its_row(tmp_path: Path) -> None:
     told = kernels(tmp_path, [0, 1], RECIPE)
     assert "Other than the recipe: lr 0.004, not the row's 8e-3 (nadamuon_dense seed 0).\n" in told
     assert told.count("Other than the recipe") == 1
+    finished(tmp_path, "nadamuon_dense", 2, 40.0, opt="nadamuon", lr=8e-3, model_kwargs={"spatial": "7x7"})
+    (line,) = (s for s in kernels(tmp_path, [1, 2], RECIPE).splitlines() if "Other than the recipe" in s)
+    assert (
+        "model_kwargs {'spatial': '7x7'}, not the row's {'spatial': 'dense'} (nadamuon_dense seed 2)" in line
+    )
 
 
 def test_the_table_of_optimizers_says_how_far_w_went(tmp_path: Path) -> None:

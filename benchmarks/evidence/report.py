@@ -1,11 +1,12 @@
 """The tables of evidence.py, from the runs that runs.py reads."""
 
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender, parameters
+from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender, parameters, values
 from levers import LEVERS
 from runs import Run, folder_of, read_runs
 
@@ -139,6 +140,11 @@ def deviations(
             for key, said in own.items()
             if said and _words(run.options.get(key)) != _words(said)
         ]
+        made = {"model": run.options.get("model"), "model_kwargs": run.options.get("model_kwargs") or {}}
+        sizes = {**recipe.get("model_kwargs", {}), **values(rows[row].model_kwargs)}
+        for key, said in (("model", rows[row].model), ("model_kwargs", sizes)):
+            if json.dumps(made[key], sort_keys=True) != json.dumps(said, sort_keys=True):
+                texts.append(f"{key} {made[key]!r}, not the row's {said!r}")
         if run.further:
             texts.append(f"given {' '.join(run.further)}")
         for text in texts:
