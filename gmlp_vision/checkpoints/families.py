@@ -8,7 +8,6 @@ whose tensors these are, or None. A module with `NAMES` speaks for models that i
 `MODEL` for their class, where the entrypoints take no sizes.
 """
 
-import math
 import re
 import sys
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from torch import nn
 from gmlp_vision.checkpoints.hub import did_you_mean
 from gmlp_vision.checkpoints.names import OWN, Layout, Tensors
 from gmlp_vision.errors import CheckpointError
+from gmlp_vision.layers.hidden_width import ratio_of
 from gmlp_vision.layers.sized import sized
 
 ROOM = f"{__name__.partition('.')[0]}.models."
@@ -129,12 +129,6 @@ def recognise(tensors: Tensors, family: ModuleType | None) -> str:
     if len(found) > 1:
         raise CheckpointError(f"the tensors are those of {' and of '.join(found)}; say which are meant")
     return found[0] if found else OWN
-
-
-def ratio_of(hidden: int, dim: int) -> float:
-    """The ratio that gives a model of width `dim` this hidden width, the integer part of their product."""
-    ratio = hidden / dim
-    return ratio if int(dim * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
 def isotropic_sizes(state_dict: Tensors, widening: str) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def read_checkpoint(
     if isinstance(source, Mapping):
         if sha256 is not None:
             raise ValueError("sha256 is of a file, and the source is a state dict: leave it out")
-        return _as_read(source, weights, prefix)
+        return _unwrapped(source, "the state dict", weights, prefix)
     if not isinstance(source, str | os.PathLike):
         raise ValueError(f"the source is a {type(source).__name__}; expected a path, a name or a state dict")
     kind, _, rest = str(source).partition(":")
@@ -156,26 +156,23 @@ def _read_file(
         digest = hashlib.sha256(data).hexdigest()
         _check_stated(digest, sha256, config, source)
         content = Content(parse(data, path, source), digest, len(data))
-    network = unwrap(content.loaded, weights, source, prefix)
-    check_storage(network.tensors, content.size, source)
-    return Checkpoint(
-        network.tensors,
-        _train_config(content.loaded) if config is None else config,
-        source,
-        network.weights or "raw",
-        content.sha256,
-        network.outside,
-        network.notes + content.notes,
+    checkpoint = _unwrapped(content.loaded, source, weights, prefix)
+    check_storage(checkpoint.state_dict, content.size, source)
+    return replace(
+        checkpoint,
+        config=checkpoint.config if config is None else config,
+        sha256=content.sha256,
+        notes=checkpoint.notes + content.notes,
     )
 
 
-def _as_read(loaded: Mapping[str, Any], weights: str, prefix: str | None) -> Checkpoint:
-    title = "the state dict"
-    network = unwrap(loaded, weights, title, prefix)
+def _unwrapped(loaded: Mapping[str, Any], source: str, weights: str, prefix: str | None) -> Checkpoint:
+    """What was loaded, whether it came out of a file or not."""
+    network = unwrap(loaded, weights, source, prefix)
     return Checkpoint(
         network.tensors,
         _train_config(loaded),
-        title,
+        source,
         network.weights or "raw",
         "",
         network.outside,

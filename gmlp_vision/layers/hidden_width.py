@@ -20,3 +20,9 @@ def hidden_width(width: int, ratio: Any) -> int:
             f"1 / {width}"
         )
     return hidden
+
+
+def ratio_of(hidden: int, width: int) -> float:
+    """The inverse of `hidden_width`: a ratio that gives this hidden width, though division rounds."""
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)

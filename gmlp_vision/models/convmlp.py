@@ -25,11 +25,10 @@ from timm.layers import DropPath, Mlp
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
-from gmlp_vision.checkpoints.families import ratio_of
 from gmlp_vision.checkpoints.names import Layout, Row
 from gmlp_vision.layers.ask import Operator
 from gmlp_vision.layers.embed import ConvEmbed
-from gmlp_vision.layers.hidden_width import hidden_width
+from gmlp_vision.layers.hidden_width import hidden_width, ratio_of
 from gmlp_vision.layers.norm import BatchNorm
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.trunks import Pyramid, cfg, create

@@ -27,9 +27,9 @@ from timm.models.mlp_mixer import (
 )
 from torch import nn
 
-from gmlp_vision.checkpoints.families import ratio_of
 from gmlp_vision.checkpoints.names import Layout, Row, Target
 from gmlp_vision.layers.ask import Operator, operators
+from gmlp_vision.layers.hidden_width import ratio_of
 from gmlp_vision.layers.resample import Grid
 from gmlp_vision.layers.rules import OPERATOR, TOKEN_MAP, TOKEN_READER_ROWS, Rule
 from gmlp_vision.layers.sized import Size, sized
