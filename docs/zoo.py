@@ -46,8 +46,8 @@ with what the code says.
   Only that of `gmlp_pico4` was measured here, on CIFAR-10.
 - **small**: top-1 of the 10,000 test images of CIFAR-10, in %, of such a model with about 1.24 M parameters,
   after 5 epochs of NAdaMuon on 10,000 training images, - where there is none ([all of
-  them](../benchmarks/evidence/RESULTS.md#the-families)). It tells how fast a family learns from few images,
-  and not how far it comes.
+  them, and by AdamW](../train/README.md#every-family-on-equal-terms)). It tells how fast a family learns from
+  few images, and not how far it comes.
 - **licence**: of the authors' code and weights, *unknown* where they state none, - where nothing of theirs is
   out. What is in this repository is under Apache-2.0.
 - **weights**: [weights.md](weights.md) says how to load those that are behind a page.

@@ -72,7 +72,7 @@ def plot_structures(rows: Sequence[Structure], width: float = 6.75) -> "Figure":
 
     (dense,) = (row for row in rows if row.kind == DENSE)
     kinds = [row for row in rows if row.kind != DENSE]
-    figure = Figure(figsize=(width, 2.4), layout="constrained")
+    figure = Figure(figsize=(width, 2.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
     for k, row in enumerate(kinds):
         style = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
@@ -82,7 +82,6 @@ def plot_structures(rows: Sequence[Structure], width: float = 6.75) -> "Figure":
     left.set_xlabel("layer whose W alone is replaced", fontsize=FONT)
     left.set_ylabel("top-1, %", fontsize=FONT)
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    left.legend(fontsize=FONT - 1.5, frameon=False, ncols=2, handlelength=1.6, columnspacing=1.0)
 
     places = range(len(kinds))
     for shift, name, filled in ((-0.2, "before", False), (0.2, "after", True)):
@@ -103,8 +102,17 @@ def plot_structures(rows: Sequence[Structure], width: float = 6.75) -> "Figure":
     right.set_xticks(places, [row.kind for row in kinds], rotation=30, ha="right", rotation_mode="anchor")
     right.set_ylabel("top-1, %", fontsize=FONT)
     right.set_ylim(0, 100)
-    right.legend(fontsize=FONT - 1.5, frameon=False, ncols=2, loc="upper left", handlelength=1.8)
-    for axes in (left, right):
+    for axes, columns in ((left, 4), (right, 2)):
+        # above: within, it would cover the bars of a good model
+        axes.legend(
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            ncols=columns,
+            fontsize=FONT - 1.5,
+            frameon=False,
+            handlelength=1.6,
+            columnspacing=1.0,
+        )
         axes.tick_params(labelsize=FONT - 1, length=2, pad=2)
         axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -186,7 +186,9 @@ class LinearUnit(UnsplitUnit):
         super().__init__(hidden_dim, grid_size, projection, init_std, 0.0, device, dtype)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
-        return self.proj(self.norm(z))
+        # W's product comes with tokens and channels exchanged in memory. The other units multiply it by Z or
+        # add it, which ends that; V would make of it a product an image, each copied (bf16: 3 times as slow)
+        return self.proj(self.norm(z)).contiguous()
 
 
 UNITS: dict[str, type[nn.Module]] = {
