@@ -461,6 +461,8 @@ def test_a_table_says_where_a_run_is_older_than_its_row(tmp_path: Path) -> None:
     assert (
         "model_kwargs {'spatial': '7x7'}, not the row's {'spatial': 'dense'} (nadamuon_dense seed 2)" in line
     )
+    finished(tmp_path, "nadamuon_dense", 3, 40.0, opt="nadamuon", lr=8e-3, model="gmlp_ti16")
+    assert "model 'gmlp_ti16', not the row's 'gmlp_pico4' (all)" in kernels(tmp_path, [3], RECIPE)
 
 
 def test_the_table_of_optimizers_says_how_far_w_went(tmp_path: Path) -> None:

@@ -103,15 +103,16 @@ def test_a_try_is_a_family_by_nadamuon_with_one_thing_of_its_own() -> None:
     ("family", "small"), [("resmlp", "linear_tokens.weight"), ("mixer", "mlp_tokens.fc2.weight")]
 )
 def test_a_small_start_is_of_the_map_over_tokens_alone(family: str, small: str) -> None:
-    seeded = [torch.manual_seed(0) and timm.create_model(f"{family}_pico4{end}") for end in ("", "_small")]
-    plain, other = (model.state_dict() for model in seeded)
+    plain, other = (started(f"{family}_pico4{end}").state_dict() for end in ("", "_small"))
     scaled = {name for name in plain if not torch.equal(plain[name], other[name])}
     assert scaled == {f"blocks.{i}.{small}" for i in range(8)}
     for name in scaled:
         torch.testing.assert_close(other[name], plain[name] * 1e-3)
-    assert resolve_data_config({}, model=seeded[1]) == resolve_data_config({}, model=seeded[0])
-    cross_entropy(perturb(seeded[1])(images(4, 3, 32, 32)), torch.arange(4)).backward()
-    assert all(dict(seeded[1].named_parameters())[name].grad.any() for name in scaled)
+
+
+def started(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(name)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -244,9 +245,9 @@ def test_table(tmp_path: Path) -> None:
         "MMACs": "88.5",  # README: 0.089 G
         "top-1, nadamuon": "50.00",
         "top-1, adamw": "43.00 (std 3.61, 3 seeds)",
-        "images/s, nadamuon": "-",
-        "images/s, adamw": "-",
-        "images/s, inference": "-",
+        "images/s in training, nadamuon": "-",
+        "images/s in training, adamw": "-",
+        "images/s in inference": "-",
         "minutes, nadamuon": "0.5",
         "minutes, adamw": "1.5",
     }
@@ -307,9 +308,9 @@ def test_table_of_tries_has_the_families_that_have_one(tmp_path: Path) -> None:
     ):
         finished(tmp_path, row, seed, top1)
     lines = report.tries(tmp_path, [0, 1], RECIPE).splitlines()
-    assert cells_of(lines[0]) == ["family", "NAdaMuon, 8e-3", "2e-3", "4e-3", "16e-3", "8e-3, small start"]
+    assert cells_of(lines[0]) == ["family", "8e-3", "2e-3", "4e-3", "16e-3", "8e-3, small start"]
     assert [cells_of(line) for line in lines[2:4]] == [
-        ["resmlp", "58.50", "-", "60.00", "-", "61.00"],
+        ["resmlp", "58.50 (std 0.71, 2 seeds)", "-", "60.00", "-", "61.00"],
         ["cycle", "55.00", "57.00", "-", "-", "-"],
     ]
     assert lines[4:] == ["", "2026-11-29, a CPU, threads a run: 1, timm 1, torch 2."]
@@ -389,7 +390,7 @@ def test_what_was_learned_is_told_and_drawn_and_outlives_the_folders(tmp_path: P
     trained(tmp_path, "nadamuon_mixer", 0)
     trained(tmp_path, "adamw_patch_mlp", 0)
     told = modules.learned.learned(tmp_path, [0, 1], RECIPE)
-    first, second, units, mixer = (cells_of(line) for line in told.splitlines()[2:])
+    units, mixer, first, second = (cells_of(line) for line in told.splitlines()[2:])
     assert (first[:4], second[:4]) == (["adamw_gmlp", "0", "token", "8"], ["adamw_gmlp", "1", "token", "8"])
     ws = [block.mlp_channels.gate.proj.weight.detach().double() for block in gmlp.blocks]
     places = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0)).double()

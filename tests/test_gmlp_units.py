@@ -51,6 +51,13 @@ def test_at_the_start_the_image_passes(unit: str, when: str) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
+def test_the_next_layer_gets_tokens_and_channels_in_their_order_in_memory(unit: str) -> None:
+    gate = UNITS[unit](8, (2, 3))
+    with torch.inference_mode():
+        assert gate(images(2, 2, 3, 8)).is_contiguous()
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_the_operator_says_how_it_started(unit: str) -> None:
     model = GMlp(unit=unit, img_size=128, patch_size=8, depth=1, embed_dim=8)
     proj = model.blocks[0].mlp_channels.gate.proj

@@ -18,8 +18,8 @@ ROW is one of gmlp, frozen, constant, resmlp, mixer, vit; or {adamw, lamb, lars}
 optimizer and the standard deviation of W at its start; or {adamw, nadamuon}_{dense, dense+toeplitz,
 dense+3x3, dense+7x7}, an optimizer and what W is, or nadamuon_dense+toeplitz_FORM, the kernel in another
 form; or {adamw, muon, nadamuon}_lrRATE, an optimizer and its learning rate; or a lever of levers.py; or
-{adamw, nadamuon}_FAMILY, an optimizer and a family of families.py; or {lr2e-3, lr4e-3, lr16e-3,
-small}_FAMILY, a family at settings of its own.
+{adamw, nadamuon}_FAMILY, an optimizer and a family of families.py; or {lr2e-3, lr4e-3, lr16e-3}_FAMILY,
+small_resmlp or small_mixer, a family at settings of its own.
 
 `table` sums up the first, `optimizers`, `kernels`, `rates`, `levers`, `families` and `tries` the others.
 `figures` draws what `families` tells; `speeds` measures how fast its models are, by turns, and nothing else
@@ -53,7 +53,7 @@ from typing import Any
 import torch
 import yaml
 from evidence_models import KERNELS, OPTIMIZERS, RATES, ROWS, Contender
-from families import FAMILIES, MODELS, TRIES
+from families import FAMILIES, MODELS, OTHER_RATES, SMALL, TRIES
 from family_figures import figures
 from family_report import families, tries
 from learned import learned
@@ -181,11 +181,11 @@ def check(args: argparse.Namespace) -> None:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    families = {**FAMILIES, **TRIES}
-    rows = "; ".join(f"{name}: {row.title}" for name, row in ALL.items() if name not in families)
+    of_families = {**FAMILIES, **TRIES}
+    rows = "; ".join(f"{name}: {row.title}" for name, row in ALL.items() if name not in of_families)
     rows += f"; adamw_ or nadamuon_ and one of {', '.join(MODELS)}: the family with this optimizer"
-    rows += "; lr2e-3_, lr4e-3_ or lr16e-3_ and one of them: NAdaMuon at this rate"
-    rows += "; small_resmlp, small_mixer: their maps over tokens start near 0"
+    rows += f"; lr and one of {', '.join(OTHER_RATES)}, _ and one of them: NAdaMuon at this rate"
+    rows += f"; small_ and one of {', '.join(SMALL)}: a map over tokens starts near 0"
     # no abbreviations: what is not known here goes to train.py
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False

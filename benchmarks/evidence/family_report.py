@@ -2,13 +2,14 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
-from evidence_models import IMAGES, parameters, values
+from evidence_models import IMAGES, NADAMUON, parameters, values
 from families import FAMILIES, MODELS, OTHER_RATES, RECIPES, TRIES
-from report import deviations, machines, markdown, mean_and_std
+from report import deviations, machines, markdown, spread
 from runs import Run, read_runs
 from speeds import INFERENCE, read_speeds
 
@@ -17,15 +18,16 @@ from gmlp_vision.zoo import count_macs
 COLUMNS = (
     *("family", "model", "parameters", "MMACs"),
     *(f"top-1, {recipe}" for recipe in RECIPES),
-    *(f"images/s, {task}" for task in (*RECIPES, INFERENCE)),
+    *(f"images/s in training, {recipe}" for recipe in RECIPES),
+    "images/s in inference",
     *(f"minutes, {recipe}" for recipe in RECIPES),
 )
 
-# From a column of the tries to the prefix of its rows
+# From a column of the tries to the prefix of its rows, all by NAdaMuon
 TRY_COLUMNS = {
-    "NAdaMuon, 8e-3": "nadamuon",
+    NADAMUON["lr"]: "nadamuon",
     **{rate: f"lr{rate}" for rate in OTHER_RATES},
-    "8e-3, small start": "small",
+    f"{NADAMUON['lr']}, small start": "small",
 }
 
 
@@ -56,15 +58,10 @@ class Row(NamedTuple):
             self.title,
             f"{self.parameters:,}",
             f"{self.macs / 1e6:.1f}",
-            *(self.spread(recipe) for recipe in RECIPES),
+            *(spread(self.top1(recipe)) for recipe in RECIPES),
             *(f"{self.images[task]:.0f}" if self.images else "-" for task in (*RECIPES, INFERENCE)),
             *(self.minutes(recipe) for recipe in RECIPES),
         ]
-
-    def spread(self, recipe: str) -> str:
-        """The mean over the seeds, and where there is more than one their standard deviation and number."""
-        mean, std = mean_and_std(self.top1(recipe))
-        return mean if std == "-" else f"{mean} (std {std}, {len(self.runs[recipe])} seeds)"
 
     def minutes(self, recipe: str) -> str:
         seconds = [run.seconds for run in self.runs[recipe].values()]
@@ -120,19 +117,18 @@ def read_rows(output: Path, seeds: Sequence[int]) -> list[Row]:
 
 
 def tries(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
-    """Top-1 of each family that has a try at its own settings, beside the recipe's; below as `report`."""
+    """Top-1 of each family that has a try at settings of its own, beside that at NAdaMuon's common rate, "-"
+    for what was not run; where runs left their rows, and the machines."""
     rows = {**FAMILIES, **TRIES}
-    runs = read_runs(output, rows, seeds)
-    tried = {row.partition("_")[2] for row, _ in runs if row in TRIES}
+    found = read_runs(output, rows, seeds)
+    tried = {row.partition("_")[2] for row, _ in found if row in TRIES}
+    shown = {family: [f"{prefix}_{family}" for prefix in TRY_COLUMNS.values()] for family in MODELS}
+    shown = {family: own for family, own in shown.items() if family in tried}
+    runs = {(row, seed): run for (row, seed), run in found.items() if row in chain(*shown.values())}
 
     def top1(row: str) -> str:
-        return mean_and_std([runs[row, seed].top1 for seed in seeds if (row, seed) in runs])[0]
+        return spread([runs[row, seed].top1 for seed in seeds if (row, seed) in runs])
 
-    cells = [
-        [family, *(top1(f"{prefix}_{family}") for prefix in TRY_COLUMNS.values())]
-        for family in MODELS
-        if family in tried
-    ]
+    cells = [[family, *map(top1, own)] for family, own in shown.items()]
     lines = markdown(("family", *TRY_COLUMNS), cells)
-    own = {(row, seed): run for (row, seed), run in runs.items() if row in TRIES}
-    return "\n".join([*lines, "", *deviations(TRIES, own, recipe), *machines(own)])
+    return "\n".join([*lines, "", *deviations(rows, runs, recipe), *machines(runs)])

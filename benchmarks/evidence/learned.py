@@ -44,7 +44,7 @@ MEANS = (
 
 
 def learned(output: Path, seeds: Sequence[int], recipe: Mapping[str, Any]) -> str:
-    """A line for each run of a family with maps over tokens, means over its layers.
+    """A line for each run of a family, tries too, with maps over tokens, means over its layers.
 
     Reads the last checkpoint of the runs whose folders are there, writes their statistics, layer by layer,
     into a file in `output` and draws the first seed's kernels into a folder beside it. Statistics of runs

@@ -115,6 +115,12 @@ def top1(runs: Mapping[int, Run]) -> list[str]:
     return [*mean_and_std(values), f"{min(values):.2f}", f"{max(values):.2f}"]
 
 
+def spread(values: Sequence[float]) -> str:
+    """The mean, and of more than one their standard deviation and number; "-" for none."""
+    mean, std = mean_and_std(values)
+    return mean if std == "-" else f"{mean} (std {std}, {len(values)} seeds)"
+
+
 def mean_and_std(values: Sequence[float]) -> tuple[str, str]:
     """Cells; "-" where there are too few runs for it."""
     return (
@@ -142,6 +148,7 @@ def deviations(
         ]
         made = {"model": run.options.get("model"), "model_kwargs": run.options.get("model_kwargs") or {}}
         sizes = {**recipe.get("model_kwargs", {}), **values(rows[row].model_kwargs)}
+        # as JSON, since a tuple has become a list in the file
         for key, said in (("model", rows[row].model), ("model_kwargs", sizes)):
             if json.dumps(made[key], sort_keys=True) != json.dumps(said, sort_keys=True):
                 texts.append(f"{key} {made[key]!r}, not the row's {said!r}")

@@ -167,7 +167,7 @@ def _read_file(
 
 
 def _unwrapped(loaded: Mapping[str, Any], source: str, weights: str, prefix: str | None) -> Checkpoint:
-    """What was loaded, whether it came out of a file or not."""
+    """The Checkpoint in what was loaded; its sha256 is empty, since only a file has one."""
     network = unwrap(loaded, weights, source, prefix)
     return Checkpoint(
         network.tensors,

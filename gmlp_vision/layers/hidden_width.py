@@ -23,6 +23,6 @@ def hidden_width(width: int, ratio: Any) -> int:
 
 
 def ratio_of(hidden: int, width: int) -> float:
-    """The inverse of `hidden_width`: a ratio that gives this hidden width, though division rounds."""
+    """The inverse: a ratio for which `hidden_width` gives `hidden`, one step up where rounding loses one."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
