@@ -21,7 +21,7 @@ Not here are kinds of W other than dense (`evidence.py kernels`), and timm's gMi
 and all of its W do nothing, so that it is a smaller model than its parameters say.
 
 The rate of NAdaMuon is the one that is best for gMLP. TRIES are rows at other rates, and with another
-start; those of what learns no more than `patch_mlp` were run.
+start; RESULTS.md says which were run.
 """
 
 from typing import Any
